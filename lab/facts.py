@@ -100,12 +100,15 @@ def _metrics_table() -> str:
 
 
 def _actions_in_c() -> str:
-    rows = (
+    """The actions and their types, but CONFLICT, which C leaves to Python."""
+    types = {action: name for action, name in TYPE_OF_ACTION.items() if action != SystemAction.CONFLICT}
+    known = (
         f'    KNOWN("{action}", "{name}", {int(action in EVENTS_BY_ACTION)}),\n'
-        for action, name in TYPE_OF_ACTION.items()
-        if action != SystemAction.CONFLICT  # which C leaves to Python
+        for action, name in types.items()
+        if action != name
     )
-    return "".join(rows)
+    own = " ".join(f'OWN("{action}"),' for action, name in types.items() if action == name)
+    return "".join(known) + textwrap.fill(own, 120, initial_indent="    ", subsequent_indent="    ") + "\n"
 
 
 def _actions_in_python() -> str:

@@ -8,10 +8,10 @@
 #ifndef TALLYSTICK_ENTRY_FORM_H
 #define TALLYSTICK_ENTRY_FORM_H
 
+#include "_native.h"
+
 #include <stdio.h>
 #include <stdlib.h>
-
-#include "_native.h"
 
 #define NESTING_MAX 64
 #define INTEGER_MAX ((1LL << 53) - 1)
@@ -24,6 +24,7 @@
 #define HASH_DIGITS 64
 #define SURE_DIGITS_MAX 15  /* decimals of so many digits differ as binary64 (DBL_DIG) */
 #define DOUBLE_DIGITS_MAX 17
+#define TENANT_CHARS_MAX 63
 
 /* One entry, as its source spells it. A text that is NULL is none. */
 typedef struct {
@@ -34,6 +35,7 @@ typedef struct {
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
 /* ledger.facts.events.TYPE_OF_ACTION. */
+#define OWN(action) KNOWN(action, action, 0)
 #define KNOWN(action, type, is_job_event) {{action, sizeof action - 1}, {type, sizeof type - 1}, is_job_event}
 static const struct {
     Text action, type;
@@ -54,47 +56,31 @@ static const struct {
     KNOWN("PROPOSE_ACCEPTED", "CommitmentProposed", 0),
     KNOWN("PROPOSE_REJECTED", "CommitmentProposed", 0),
     KNOWN("CAPACITY_SET", "CapacitySet", 0),
-    KNOWN("TENANT_CREATED", "TENANT_CREATED", 0),
-    KNOWN("KEY_ADDED", "KEY_ADDED", 0),
-    KNOWN("KEY_ROTATED", "KEY_ROTATED", 0),
-    KNOWN("KEY_REVOKED", "KEY_REVOKED", 0),
-    KNOWN("KEY_ADMITTED", "KEY_ADMITTED", 0),
-    KNOWN("WAL_LOST", "WAL_LOST", 0),
     KNOWN("REFUSED", "Refused", 0),
-    KNOWN("LOG_FORKED", "LOG_FORKED", 0),
-    KNOWN("BREAK_FOUND", "BREAK_FOUND", 0),
-    KNOWN("BREAK_ACKNOWLEDGED", "BREAK_ACKNOWLEDGED", 0),
-    KNOWN("SUBJECT_ERASED", "SUBJECT_ERASED", 0),
-    KNOWN("PRIVACY_DECLARED", "PRIVACY_DECLARED", 0),
-    KNOWN("ACT_ALLOWED", "ACT_ALLOWED", 0),
-    KNOWN("ACCESS_REFUSED", "ACCESS_REFUSED", 0),
-    KNOWN("PAYLOADS_READ", "PAYLOADS_READ", 0),
-    KNOWN("EPOCH_START", "EPOCH_START", 0),
-    KNOWN("TOKEN_ISSUED", "TOKEN_ISSUED", 0),
-    KNOWN("TOKEN_REVOKED", "TOKEN_REVOKED", 0),
-    KNOWN("WEBHOOK_ADDED", "WEBHOOK_ADDED", 0),
-    KNOWN("WEBHOOK_REMOVED", "WEBHOOK_REMOVED", 0),
-    KNOWN("WEBHOOK_DEAD_LETTERED", "WEBHOOK_DEAD_LETTERED", 0),
-    KNOWN("REGION_RETIRED", "REGION_RETIRED", 0),
-    KNOWN("REGION_ADMITTED", "REGION_ADMITTED", 0),
-    KNOWN("LOG_EXCLUDED", "LOG_EXCLUDED", 0),
-    KNOWN("LOG_INCLUDED", "LOG_INCLUDED", 0),
-    KNOWN("REGION_KEY_REVOKED", "REGION_KEY_REVOKED", 0),
-    KNOWN("RETENTION_SET", "RETENTION_SET", 0),
-    KNOWN("HOLD_PLACED", "HOLD_PLACED", 0),
-    KNOWN("HOLD_RELEASED", "HOLD_RELEASED", 0),
-    KNOWN("PRUNED", "PRUNED", 0),
-    KNOWN("CALLER_REGISTERED", "CALLER_REGISTERED", 0),
-    KNOWN("CALLER_REVOKED", "CALLER_REVOKED", 0),
-    KNOWN("SIGNATURES_REQUIRED", "SIGNATURES_REQUIRED", 0),
-    KNOWN("STATEMENT_REGISTERED", "STATEMENT_REGISTERED", 0),
+    OWN("TENANT_CREATED"), OWN("KEY_ADDED"), OWN("KEY_ROTATED"), OWN("KEY_REVOKED"), OWN("KEY_ADMITTED"),
+    OWN("WAL_LOST"), OWN("LOG_FORKED"), OWN("BREAK_FOUND"), OWN("BREAK_ACKNOWLEDGED"), OWN("SUBJECT_ERASED"),
+    OWN("PRIVACY_DECLARED"), OWN("ACT_ALLOWED"), OWN("ACCESS_REFUSED"), OWN("PAYLOADS_READ"), OWN("EPOCH_START"),
+    OWN("TOKEN_ISSUED"), OWN("TOKEN_REVOKED"), OWN("WEBHOOK_ADDED"), OWN("WEBHOOK_REMOVED"),
+    OWN("WEBHOOK_DEAD_LETTERED"), OWN("REGION_RETIRED"), OWN("REGION_ADMITTED"), OWN("LOG_EXCLUDED"),
+    OWN("LOG_INCLUDED"), OWN("REGION_KEY_REVOKED"), OWN("RETENTION_SET"), OWN("HOLD_PLACED"), OWN("HOLD_RELEASED"),
+    OWN("PRUNED"), OWN("CALLER_REGISTERED"), OWN("CALLER_REVOKED"), OWN("SIGNATURES_REQUIRED"),
+    OWN("STATEMENT_REGISTERED"),
     /* generated: end */
 };
 enum { ACTIONS_KNOWN = sizeof KNOWN_ACTIONS / sizeof *KNOWN_ACTIONS };
 
+/* Of two that are none, too. */
 static inline int is_same_text(Text one, Text other)
 {
-    return one.count == other.count && memcmp(one.bytes, other.bytes, (size_t)one.count) == 0;
+    return one.count == other.count
+        && (one.bytes == NULL || other.bytes == NULL ? one.bytes == other.bytes
+                                                     : memcmp(one.bytes, other.bytes, (size_t)one.count) == 0);
+}
+
+static inline int order_of(Text one, Text other)
+{
+    const int order = memcmp(one.bytes, other.bytes, (size_t)(one.count < other.count ? one.count : other.count));
+    return order != 0 ? order : (one.count > other.count) - (one.count < other.count);
 }
 
 static inline int is_text(Text text, const char *wanted)
@@ -103,8 +89,8 @@ static inline int is_text(Text text, const char *wanted)
 }
 
 /* What a character may stand in. */
-enum { IN_TEXT = 1, IN_JOB_ID = 2, IN_NODE_ID = 4, IN_ACTION = 8 };
-#define IN_NAMES (IN_TEXT | IN_JOB_ID | IN_NODE_ID)
+enum { IN_TEXT = 1, IN_JOB_ID = 2, IN_NODE_ID = 4, IN_ACTION = 8, IN_TENANT_ID = 16 };
+#define IN_NAMES (IN_TEXT | IN_JOB_ID | IN_NODE_ID | IN_TENANT_ID)
 static const unsigned char MAY_STAND[256] = {
     [' ' ... '!'] = IN_TEXT,
     ['#' ... ','] = IN_TEXT,
@@ -117,7 +103,7 @@ static const unsigned char MAY_STAND[256] = {
     ['A' ... 'Z'] = IN_TEXT | IN_JOB_ID | IN_ACTION,
     ['['] = IN_TEXT,
     [']' ... '^'] = IN_TEXT,
-    ['_'] = IN_TEXT | IN_JOB_ID | IN_ACTION,
+    ['_'] = IN_TEXT | IN_JOB_ID | IN_ACTION | IN_TENANT_ID,
     ['`'] = IN_TEXT,
     ['a' ... 'z'] = IN_NAMES,
     ['{' ... 0x7f] = IN_TEXT,
@@ -161,6 +147,11 @@ typedef struct {
     Text type;
     long long fence; /* -1 where there is no such integer */
 } Members;
+
+static inline Cursor cursor_of(Text text)
+{
+    return (Cursor){(const unsigned char *)text.bytes, (const unsigned char *)text.bytes + text.count};
+}
 
 static int skips(Cursor *cursor, char wanted)
 {
@@ -329,12 +320,8 @@ static int skips_members(Cursor *cursor, int room, Members *members)
         int is_plain;
         if (!skips(cursor, '"') || !skips_string(cursor, &name, &is_plain) || !is_plain || !skips(cursor, ':'))
             return 0;
-        if (before.bytes != NULL) {
-            const size_t shorter = (size_t)(before.count < name.count ? before.count : name.count);
-            const int order = memcmp(before.bytes, name.bytes, shorter);
-            if (order > 0 || (order == 0 && before.count >= name.count))
-                return 0;
-        }
+        if (before.bytes != NULL && order_of(before, name) >= 0)
+            return 0;
         before = name;
         if (members != NULL && is_text(name, "type") && cursor->at < cursor->end && *cursor->at == '"') {
             cursor->at++;
@@ -396,7 +383,7 @@ static int skips_value(Cursor *cursor, int room, Members *members)
 /* Whether it is an object in canonical JSON, and what its members say. */
 static int is_object(Text text, Members *members)
 {
-    Cursor cursor = {(const unsigned char *)text.bytes, (const unsigned char *)text.bytes + text.count};
+    Cursor cursor = cursor_of(text);
     *members = (Members){.fence = -1};
     return text.count > 0 && *cursor.at == '{' && skips_value(&cursor, NESTING_MAX, members) && cursor.at == cursor.end;
 }
@@ -415,7 +402,7 @@ static int skips_hash(Cursor *cursor)
 
 static int is_origin(Text origin)
 {
-    Cursor cursor = {(const unsigned char *)origin.bytes, (const unsigned char *)origin.bytes + origin.count};
+    Cursor cursor = cursor_of(origin);
     Text text;
     int is_plain;
     long long seq = 0;

@@ -42,7 +42,7 @@ static int find_libraries(void)
 
 /* --- signatures: signing.keys -------------------------------------------------------------------------------------- */
 
-enum { KEY, KEY_DONE, DIGEST, DIGEST_DONE, VERIFY_INIT, VERIFY, SHA256, NO_ERRORS, EVP_COUNT };
+enum { KEY, KEY_DONE, STATE, STATE_DONE, VERIFY_INIT, VERIFY, SHA256, NO_ERRORS, EVP_COUNT };
 static void *evp[EVP_COUNT];
 
 static void find_signatures(void)
@@ -57,21 +57,19 @@ static void find_signatures(void)
 
 static int made(void *key, int hashes, Text signature, Text message)
 {
-    void *digest = ((void *(*)(void))evp[DIGEST])();
+    void *digest = ((void *(*)(void))evp[STATE])();
     const void *hash = hashes ? ((const void *(*)(void))evp[SHA256])() : NULL;
     const int is_made = digest != NULL
         && ((int (*)(void *, void **, const void *, void *, void *))evp[VERIFY_INIT])(digest, NULL, hash, NULL, key) == 1
         && ((int (*)(void *, const char *, size_t, const char *, size_t))evp[VERIFY])(
                digest, signature.bytes, (size_t)signature.count, message.bytes, (size_t)message.count) == 1;
-    ((void (*)(void *))evp[DIGEST_DONE])(digest);
+    ((void (*)(void *))evp[STATE_DONE])(digest);
     return is_made;
 }
 
-PyDoc_STRVAR(signatures_made_doc,
-    "signatures_made(key, hashes, checks)\n--\n\nFor each (signature, message) of the tuple a byte: 1 when the key, a "
-    "SubjectPublicKeyInfo in DER, made it, over SHA-256 where hashes is true; 0 where signing.keys.PublicKey.made must "
-    "be asked. The interpreter's lock is free meanwhile.");
-
+/* signatures_made(key, hashes, checks): for each (signature, message) of the tuple a byte: 1 when the key, a
+ * SubjectPublicKeyInfo in DER, made it, over SHA-256 where hashes is true; 0 where signing.keys.PublicKey.made must
+ * be asked. The interpreter's lock is free meanwhile. */
 static PyObject *signatures_made(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Text der;
@@ -107,16 +105,21 @@ static PyObject *signatures_made(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* --- pieces ------------------------------------------------------------------------------------------------------- */
 
+static void write_hex(char *at, const unsigned char *hash)
+{
+    static const char digits[] = "0123456789abcdef";
+    for (int i = 0; i < HASH_BYTES; i++) {
+        *at++ = digits[hash[i] >> 4];
+        *at++ = digits[hash[i] & 15];
+    }
+}
+
 /* Whether the text is these 32 bytes in lowercase hex. */
 static int spells(Text text, const unsigned char *hash)
 {
-    static const char digits[] = "0123456789abcdef";
-    if (text.count != HEX_CHARS)
-        return 0;
-    for (int i = 0; i < HASH_BYTES; i++)
-        if (text.bytes[2 * i] != digits[hash[i] >> 4] || text.bytes[2 * i + 1] != digits[hash[i] & 15])
-            return 0;
-    return 1;
+    char hex[HEX_CHARS];
+    write_hex(hex, hash);
+    return text.count == HEX_CHARS && memcmp(text.bytes, hex, HEX_CHARS) == 0;
 }
 
 static char *write_decimal(char *at, long long number)
@@ -134,13 +137,44 @@ static char *write_decimal(char *at, long long number)
 }
 
 /* "physical:logical:"; how many characters that is. */
-static Py_ssize_t write_stamp(char *at, const long long *parts)
+static Py_ssize_t write_stamp(char *at, const Entry *entry)
 {
-    char *end = write_decimal(at, parts[0]);
+    char *end = write_decimal(at, entry->physical);
     *end++ = ':';
-    end = write_decimal(end, parts[1]);
+    end = write_decimal(end, entry->logical);
     *end++ = ':';
     return end - at;
+}
+
+/* Memory that grows. It needs no lock of the interpreter's. */
+typedef struct {
+    char *bytes;
+    size_t count;
+    size_t room;
+} Buffer;
+
+/* Room for so many bytes more; NULL when memory is out. */
+static inline char *grow(Buffer *buffer, size_t more)
+{
+    if (buffer->count + more > buffer->room) {
+        const size_t room = 2 * buffer->room + more + 1024;
+        char *const larger = PyMem_RawRealloc(buffer->bytes, room);
+        if (larger == NULL)
+            return NULL;
+        buffer->bytes = larger;
+        buffer->room = room;
+    }
+    buffer->count += more;
+    return buffer->bytes + buffer->count - more;
+}
+
+static inline int write_bytes(Buffer *buffer, const char *bytes, size_t count)
+{
+    char *at = grow(buffer, count);
+    if (at == NULL)
+        return 0;
+    memcpy(at, bytes, count);
+    return 1;
 }
 
 static void hash_of(const void *bytes, size_t count, unsigned char *hash)
@@ -153,50 +187,39 @@ static void hash_of(const void *bytes, size_t count, unsigned char *hash)
 
 /* --- chain links: ledger.chain.Linker.link ------------------------------------------------------------------------ */
 
-/* The bytes that a link hashes, written into one piece of memory that grows. */
+/* The bytes that a link hashes, behind the same prefix each. */
 typedef struct {
-    unsigned char *bytes;
-    size_t room;
-    size_t prefix_bytes;
+    Buffer buffer;
+    Text prefix;
 } Message;
 
-static int begin_message(Message *message, Text prefix)
-{
-    message->room = (size_t)prefix.count + 4096;
-    message->prefix_bytes = (size_t)prefix.count;
-    message->bytes = PyMem_RawMalloc(message->room);
-    if (message->bytes != NULL)
-        memcpy(message->bytes, prefix.bytes, message->prefix_bytes);
-    return message->bytes != NULL;
-}
-
+/* A text behind its length; one that is none has the length that COPY gives to NULL. */
 static unsigned char *put_field(unsigned char *at, Text field)
 {
+    if (field.bytes == NULL)
+        return put_u32(at, UINT32_MAX);
     return put(put_u32(at, (uint32_t)field.count), field.bytes, (size_t)field.count);
 }
 
-/* The link over these fields; 0 when memory is out or a field is longer than can be told. */
-static int hash_link(Message *message, uint64_t seq, Text hlc, Text job, Text action, Text prev, Text digest,
-                     Text origin, unsigned char *link)
+/* The link of an entry with this digest behind that link; 0 when memory is out or a field is longer than can be told. */
+static int hash_link(Message *message, const Entry *entry, Text prev, unsigned char *digest, unsigned char *link)
 {
-    const Text fields[] = {hlc, job, action, prev, digest, origin};
-    size_t needed = message->prefix_bytes + 4 + 8;
+    const Text origin = entry->origin.bytes == NULL ? (Text){"", 0} : entry->origin;
+    const Text fields[] = {entry->hlc, entry->job, entry->action, prev, {(char *)digest, HASH_BYTES}, origin};
+    size_t needed = (size_t)message->prefix.count + 4 + 8;
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         if (fields[i].count > UINT32_MAX)
             return 0;
         needed += 4 + (size_t)fields[i].count;
     }
-    if (needed > message->room) {
-        unsigned char *larger = PyMem_RawRealloc(message->bytes, needed);
-        if (larger == NULL)
-            return 0;
-        message->bytes = larger;
-        message->room = needed;
-    }
-    unsigned char *at = put_u64(put_u32(message->bytes + message->prefix_bytes, 8), seq);
+    message->buffer.count = 0;
+    unsigned char *const begin = (unsigned char *)grow(&message->buffer, needed), *at = begin;
+    if (begin == NULL)
+        return 0;
+    at = put_u64(put_u32(put(at, message->prefix.bytes, (size_t)message->prefix.count), 8), (uint64_t)entry->seq);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         at = put_field(at, fields[i]);
-    hash_of(message->bytes, (size_t)(at - message->bytes), link);
+    hash_of(begin, needed, link);
     return 1;
 }
 
@@ -206,8 +229,7 @@ static int hash_link(Message *message, uint64_t seq, Text hlc, Text job, Text ac
 static int spells_hlc(const Entry *entry)
 {
     char numbers[2 * NUMBER_CHARS_MAX + 2];
-    const long long parts[] = {entry->physical, entry->logical};
-    const Py_ssize_t written = write_stamp(numbers, parts);
+    const Py_ssize_t written = write_stamp(numbers, entry);
     return entry->hlc.count == written + entry->node.count && memcmp(entry->hlc.bytes, numbers, (size_t)written) == 0
         && memcmp(entry->hlc.bytes + written, entry->node.bytes, (size_t)entry->node.count) == 0;
 }
@@ -235,21 +257,20 @@ static int text_or_null_of(PyObject *value, Text *text)
     return value == Py_None || text_of(value, text);
 }
 
-/* The bytes of a text, no bytes where it is none. */
-static Text bytes_or_none(Text text)
-{
-    return text.bytes == NULL ? (Text){"", 0} : text;
-}
-
 /* --- Merkle hashes: ledger.merkle --------------------------------------------------------------------------------- */
 
-PyDoc_STRVAR(paired_doc,
-    "paired(nodes)\n--\n\nAs ledger.merkle.paired; None where that must be asked.");
+static void hash_pair(const void *left, const void *right, unsigned char *hash)
+{
+    unsigned char message[1 + 2 * HASH_BYTES] = {1};
+    put(put(message + 1, left, HASH_BYTES), right, HASH_BYTES);
+    hash_of(message, sizeof message, hash);
+}
 
+/* paired(nodes): as ledger.merkle.paired; None where that must be asked. */
 static PyObject *paired(PyObject *Py_UNUSED(module), PyObject *nodes)
 {
     Batch batch;
-    unsigned char message[1 + 2 * HASH_BYTES] = {1}, hash[HASH_BYTES];
+    unsigned char hash[HASH_BYTES];
     if (!take(&batch, &nodes, 1))
         Py_RETURN_NONE;
     PyObject *found = PyList_New(batch.rows / 2);
@@ -260,13 +281,8 @@ static PyObject *paired(PyObject *Py_UNUSED(module), PyObject *nodes)
             && bytes_of(batch.values[0][2 * i + 1], &right) && right.count == HASH_BYTES;
         if (!is_whole)
             break;
-        memcpy(message + 1, left.bytes, HASH_BYTES);
-        memcpy(message + 1 + HASH_BYTES, right.bytes, HASH_BYTES);
-        hash_of(message, sizeof message, hash);
-        PyObject *made = PyBytes_FromStringAndSize((char *)hash, HASH_BYTES);
-        is_whole = made != NULL;
-        if (is_whole)
-            PyList_SET_ITEM(found, i, made);
+        hash_pair(left.bytes, right.bytes, hash);
+        is_whole = set_item(found, i, PyBytes_FromStringAndSize((char *)hash, HASH_BYTES));
     }
     release(&batch);
     return answer_of(found, is_whole);
@@ -302,9 +318,7 @@ static PyObject *bytes_made(unsigned char *bytes, const unsigned char *end)
     return found;
 }
 
-PyDoc_STRVAR(block_leaves_doc,
-    "block_leaves(first_leaf, keys, hashes)\n--\n\nAs ledger.job_index.block_leaves; None where that must be asked.");
-
+/* block_leaves(first_leaf, keys, hashes): as ledger.job_index.block_leaves; None where that must be asked. */
 static PyObject *block_leaves(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
     long long first;
@@ -313,15 +327,12 @@ static PyObject *block_leaves(PyObject *Py_UNUSED(module), PyObject *const *args
         || keys.count != hashes.count || keys.count % HASH_BYTES != 0)
         Py_RETURN_NONE;
     const size_t entries = (size_t)keys.count / HASH_BYTES;
-    Keyed *order = PyMem_RawMalloc((entries + 1) * sizeof *order);
-    unsigned char *records = PyMem_RawMalloc(1 + (entries + 1) * RECORD_BYTES);
-    unsigned char *leaves = PyMem_RawMalloc((entries + 1) * LEAF_BYTES), *at = leaves;
-    if (order == NULL || records == NULL || leaves == NULL) {
-        PyMem_RawFree(order);
-        PyMem_RawFree(records);
-        PyMem_RawFree(leaves);
+    Keyed *const order = PyMem_RawMalloc((entries + 1) * (sizeof *order + RECORD_BYTES + LEAF_BYTES));
+    if (order == NULL)
         return PyErr_NoMemory();
-    }
+    unsigned char *const records = (unsigned char *)(order + entries);
+    unsigned char *const leaves = records + 1 + entries * RECORD_BYTES;
+    unsigned char *at = leaves;
     Py_BEGIN_ALLOW_THREADS
     for (size_t i = 0; i < entries; i++)
         order[i] = (Keyed){(const unsigned char *)keys.bytes + HASH_BYTES * i, i};
@@ -340,18 +351,13 @@ static PyObject *block_leaves(PyObject *Py_UNUSED(module), PyObject *const *args
         at += HASH_BYTES;
     }
     Py_END_ALLOW_THREADS
+    PyObject *found = PyBytes_FromStringAndSize((char *)leaves, at - leaves);
     PyMem_RawFree(order);
-    PyMem_RawFree(records);
-    return bytes_made(leaves, at);
+    return found;
 }
 
-/* The leaves of neighbouring runs, of which none has any left where ``at`` is ``end``. */
-typedef struct {
-    const unsigned char *at, *end;
-} Run;
-
-/* Writes the leaves of the run over these; returns where they end. */
-static unsigned char *merge_runs(Run *runs, Py_ssize_t count, unsigned char *at)
+/* Writes the leaves of the run over neighbouring runs; returns where they end. */
+static unsigned char *merge_runs(Cursor *runs, Py_ssize_t count, unsigned char *at)
 {
     unsigned char parts[1 + RUNS_MAX * RECORD_BYTES] = {OF_PARTS};
     for (;;) {
@@ -366,12 +372,8 @@ static unsigned char *merge_runs(Run *runs, Py_ssize_t count, unsigned char *at)
         for (Py_ssize_t i = 0; i < count; i++) {
             if (runs[i].at == runs[i].end || memcmp(runs[i].at, key, HASH_BYTES) != 0)
                 continue;
-            const unsigned char *const number = runs[i].at + HASH_BYTES;
-            uint64_t of_part = 0;
-            for (int byte = 0; byte < COUNT_BYTES; byte++)
-                of_part = of_part << 8 | number[byte];
-            of_job += of_part;
-            part = put(part, number, RECORD_BYTES);
+            of_job += u64_at(runs[i].at + HASH_BYTES);
+            part = put(part, runs[i].at + HASH_BYTES, RECORD_BYTES);
             runs[i].at += LEAF_BYTES;
         }
         at = put(at, key, HASH_BYTES);
@@ -385,13 +387,11 @@ static unsigned char *merge_runs(Run *runs, Py_ssize_t count, unsigned char *at)
     }
 }
 
-PyDoc_STRVAR(merged_leaves_doc,
-    "merged_leaves(runs)\n--\n\nAs ledger.job_index.merged_leaves; None where that must be asked.");
-
+/* merged_leaves(runs): as ledger.job_index.merged_leaves; None where that must be asked. */
 static PyObject *merged_leaves(PyObject *Py_UNUSED(module), PyObject *given)
 {
     Batch batch;
-    Run runs[RUNS_MAX];
+    Cursor runs[RUNS_MAX];
     size_t bytes = 0;
     if (!take(&batch, &given, 1))
         Py_RETURN_NONE;
@@ -401,8 +401,7 @@ static PyObject *merged_leaves(PyObject *Py_UNUSED(module), PyObject *given)
         is_whole = bytes_of(batch.values[0][i], &run) && run.count % LEAF_BYTES == 0;
         if (!is_whole)
             break;
-        runs[i].at = (const unsigned char *)run.bytes;
-        runs[i].end = runs[i].at + run.count;
+        runs[i] = cursor_of(run);
         bytes += (size_t)run.count;
     }
     unsigned char *leaves = is_whole ? PyMem_RawMalloc(bytes + 1) : NULL, *end = leaves;
@@ -420,7 +419,7 @@ static PyObject *merged_leaves(PyObject *Py_UNUSED(module), PyObject *given)
 /* The root of the tree over up to PIECE_LEAVES_MAX leaves, at least one. */
 static void hash_piece(const unsigned char *leaves, size_t count, unsigned char *root)
 {
-    unsigned char nodes[PIECE_LEAVES_MAX][HASH_BYTES], leaf[1 + LEAF_BYTES] = {0}, node[1 + 2 * HASH_BYTES] = {1};
+    unsigned char nodes[PIECE_LEAVES_MAX][HASH_BYTES], leaf[1 + LEAF_BYTES] = {0};
     for (size_t i = 0; i < count; i++) {
         memcpy(leaf + 1, leaves + LEAF_BYTES * i, LEAF_BYTES);
         hash_of(leaf, sizeof leaf, nodes[i]);
@@ -428,21 +427,16 @@ static void hash_piece(const unsigned char *leaves, size_t count, unsigned char 
     /* A last node without a sibling goes up as it is, which gives the tree of RFC 9162. */
     for (; count > 1; count = (count + 1) / 2)
         for (size_t i = 0; i < count; i += 2) {
-            if (i + 1 == count) {
+            if (i + 1 == count)
                 memmove(nodes[i / 2], nodes[i], HASH_BYTES);
-                continue;
-            }
-            memcpy(node + 1, nodes[i], HASH_BYTES);
-            memcpy(node + 1 + HASH_BYTES, nodes[i + 1], HASH_BYTES);
-            hash_of(node, sizeof node, nodes[i / 2]);
+            else
+                hash_pair(nodes[i], nodes[i + 1], nodes[i / 2]);
         }
     memcpy(root, nodes[0], HASH_BYTES);
 }
 
-PyDoc_STRVAR(piece_roots_doc,
-    "piece_roots(leaves, piece_leaves)\n--\n\n"
-    "As ledger.job_index.piece_roots, the roots one after the other; None where that must be asked.");
-
+/* piece_roots(leaves, piece_leaves): as ledger.job_index.piece_roots, the roots one after the other; None where that
+ * must be asked. */
 static PyObject *piece_roots(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
     long long piece;
@@ -464,36 +458,6 @@ static PyObject *piece_roots(PyObject *Py_UNUSED(module), PyObject *const *args,
 /* --- canonical JSON: ledger.canonical ----------------------------------------------------------------------------- */
 
 #define NESTING_MAX 64
-
-typedef struct {
-    char *bytes;
-    size_t count;
-    size_t room;
-} Buffer;
-
-/* Room for so many bytes more; NULL when memory is out. */
-static inline char *grow(Buffer *buffer, size_t more)
-{
-    if (buffer->count + more > buffer->room) {
-        size_t room = 2 * buffer->room + more;
-        char *larger = PyMem_Realloc(buffer->bytes, room);
-        if (larger == NULL)
-            return NULL;
-        buffer->bytes = larger;
-        buffer->room = room;
-    }
-    buffer->count += more;
-    return buffer->bytes + buffer->count - more;
-}
-
-static inline int write_bytes(Buffer *buffer, const char *bytes, size_t count)
-{
-    char *at = grow(buffer, count);
-    if (at == NULL)
-        return 0;
-    memcpy(at, bytes, count);
-    return 1;
-}
 
 /* A text of ASCII in which nothing is escaped; 0 for any other. */
 static int write_text(Buffer *buffer, PyObject *value)
@@ -565,35 +529,18 @@ static int write_value(Buffer *buffer, PyObject *value, int room)
     return write_bytes(buffer, "]", 1);
 }
 
-PyDoc_STRVAR(canonical_doc,
-    "canonical(value)\n--\n\n"
-    "As ledger.canonical.encode; None where that must be asked: for fractions, and texts beyond plain ASCII.");
-
+/* canonical(value): as ledger.canonical.encode; None where that must be asked: for fractions, and texts beyond plain
+ * ASCII. */
 static PyObject *canonical(PyObject *Py_UNUSED(module), PyObject *value)
 {
-    Buffer buffer = {PyMem_Malloc(1024), 0, 1024};
-    PyObject *found = NULL;
-    if (buffer.bytes == NULL)
-        return PyErr_NoMemory();
+    Buffer buffer = {NULL, 0, 0};
     const int is_whole = write_value(&buffer, value, NESTING_MAX);
-    if (is_whole)
-        found = PyBytes_FromStringAndSize(buffer.bytes, (Py_ssize_t)buffer.count);
-    PyMem_Free(buffer.bytes);
-    if (is_whole || PyErr_Occurred())
-        return found;
-    Py_RETURN_NONE;
+    PyObject *found = is_whole ? PyBytes_FromStringAndSize(buffer.bytes, (Py_ssize_t)buffer.count) : NULL;
+    PyMem_RawFree(buffer.bytes);
+    return answer_of(found, is_whole);
 }
 
 /* --- rows of new entries: app.store.appended, and as COPY takes them: app.store.chaining ---------------------------- */
-
-static void write_hex(char *at, const unsigned char *hash)
-{
-    static const char digits[] = "0123456789abcdef";
-    for (int i = 0; i < HASH_BYTES; i++) {
-        *at++ = digits[hash[i] >> 4];
-        *at++ = digits[hash[i] & 15];
-    }
-}
 
 static PyObject *hex_of(const unsigned char *hash)
 {
@@ -603,38 +550,34 @@ static PyObject *hex_of(const unsigned char *hash)
     return made;
 }
 
-/* "physical:logical:node"; NULL, without an error, where that is none. */
-static PyObject *hlc_text_of(PyObject *hlc)
+/* The HLC as the entry has it, and "physical:logical:node"; NULL, without an error, where that is none. */
+static PyObject *hlc_text_of(PyObject *hlc, Entry *entry)
 {
-    long long parts[2];
-    Text name;
     char text[2 * NUMBER_CHARS_MAX + 2 * HEX_CHARS];
-    if (!number_of(PyTuple_GET_ITEM(hlc, 0), &parts[0]) || !number_of(PyTuple_GET_ITEM(hlc, 1), &parts[1])
-        || !text_of(PyTuple_GET_ITEM(hlc, 2), &name) || name.count > 2 * HEX_CHARS)
+    if (!PyTuple_Check(hlc) || PyTuple_GET_SIZE(hlc) != 3 || !number_of(PyTuple_GET_ITEM(hlc, 0), &entry->physical)
+        || !number_of(PyTuple_GET_ITEM(hlc, 1), &entry->logical) || !text_of(PyTuple_GET_ITEM(hlc, 2), &entry->node)
+        || entry->node.count > 2 * HEX_CHARS)
         return NULL;
-    const Py_ssize_t written = write_stamp(text, parts);
-    memcpy(text + written, name.bytes, (size_t)name.count);
-    return PyUnicode_FromStringAndSize(text, written + name.count);
+    const Py_ssize_t written = write_stamp(text, entry);
+    memcpy(text + written, entry->node.bytes, (size_t)entry->node.count);
+    return PyUnicode_FromStringAndSize(text, written + entry->node.count);
 }
 
 /* Whether these bytes are UTF-8. */
 static int is_utf8(Text text)
 {
-    Py_ssize_t at = 0;
-    for (uint64_t word; at + (Py_ssize_t)sizeof word <= text.count; at += (Py_ssize_t)sizeof word) {
-        memcpy(&word, text.bytes + at, sizeof word);
+    Cursor rest = cursor_of(text);
+    for (uint64_t word; rest.end - rest.at >= (Py_ssize_t)sizeof word; rest.at += sizeof word) {
+        memcpy(&word, rest.at, sizeof word);
         if (word & 0x8080808080808080u)
             break;
     }
-    while (at < text.count && !((unsigned char)text.bytes[at] & 0x80))
-        at++;
-    if (at == text.count)
-        return 1;
-    PyObject *decoded = PyUnicode_DecodeUTF8(text.bytes, text.count, NULL);
-    if (decoded == NULL)
-        PyErr_Clear();
-    Py_XDECREF(decoded);
-    return decoded != NULL;
+    while (rest.at < rest.end)
+        if (*rest.at < 0x80)
+            rest.at++;
+        else if (!skips_wide(&rest))
+            return 0;
+    return 1;
 }
 
 /* Columns in the binary form of COPY: how many bytes, and the value. */
@@ -643,101 +586,80 @@ static unsigned char *put_integer(unsigned char *at, long long number)
     return put_u64(put_u32(at, 8), (uint64_t)number);
 }
 
-PyDoc_STRVAR(new_rows_doc,
-    "new_rows(tenant_id, prefix, first_seq, head_link, head_raw, entries, place_type)\n--\n\n"
-    "As app.store.appended.new_rows: rows of LOG_COLUMNS as COPY takes them, and seq, HLC and link of each as a tuple "
-    "of that type; None where that must be asked.");
-
+/* new_rows(tenant_id, prefix, first_seq, head_link, head_raw, entries, place_type): as app.store.appended.new_rows:
+ * rows of LOG_COLUMNS as COPY takes them, and seq, HLC and link of each as a tuple of that type; None where that
+ * must be asked. */
 static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
     enum { COLUMNS = 14, LENGTHS_AND_INTEGERS = 2 + 4 * COLUMNS + 3 * 8 + 2 };
     enum { ENTRY_HLC, ENTRY_JOB, ENTRY_ACTION, ENTRY_PAYLOAD, ENTRY_ORIGIN, ENTRY_PARTS };
-    Text tenant, prefix, prev, prev_hex = {NULL, 0};
+    Text tenant, prev, prev_hex;
+    Message message = {.buffer = {NULL, 0, 0}};
     long long first_seq;
     Batch batch;
-    Message message;
     unsigned char link[HASH_BYTES];
     if (count != 7 || !PyType_Check(args[6]))
         Py_RETURN_NONE;
     PyTypeObject *const place_type = (PyTypeObject *)args[6];
-    PyObject *prev_link = args[3];
-    if (!PyType_IsSubtype(place_type, &PyTuple_Type) || !text_of(args[0], &tenant) || !bytes_of(args[1], &prefix) || !number_of(args[2], &first_seq)
-        || first_seq < 1 || !(prev_link == Py_None || text_of(prev_link, &prev_hex)) || !bytes_of(args[4], &prev)
-        || !take(&batch, args + 5, 1))
+    if (!PyType_IsSubtype(place_type, &PyTuple_Type) || !text_of(args[0], &tenant) || !bytes_of(args[1], &message.prefix)
+        || !number_of(args[2], &first_seq) || first_seq < 1 || !text_or_null_of(args[3], &prev_hex)
+        || !bytes_of(args[4], &prev) || !take(&batch, args + 5, 1))
         Py_RETURN_NONE;
-    Buffer out = {PyMem_Malloc(4096), 0, 4096};
+    Buffer out = {NULL, 0, 0};
     PyObject *places = PyList_New(batch.rows);
-    int is_whole = out.bytes != NULL && places != NULL && begin_message(&message, prefix);
-    const int is_begun = is_whole;
+    int is_whole = places != NULL;
     for (Py_ssize_t row = 0; row < batch.rows && is_whole; row++) {
-        PyObject *entry = batch.values[0][row], *t_hlc = NULL, *chain_link = NULL, *number = NULL, *place = NULL;
-        Text hlc, node, job, action, payload, origin;
-        long long physical, logical;
+        PyObject *given = batch.values[0][row], *t_hlc = NULL, *chain_link = NULL, *place = NULL;
+        PyObject *const *const parts = ((PyTupleObject *)given)->ob_item;
+        Entry entry = {.seq = first_seq + row};
         unsigned char digest[HASH_BYTES];
-        const long long seq = first_seq + row;
-        is_whole = PyTuple_CheckExact(entry) && PyTuple_GET_SIZE(entry) == ENTRY_PARTS;
-        PyObject *stamp = is_whole ? PyTuple_GET_ITEM(entry, ENTRY_HLC) : NULL;
-        is_whole = is_whole && PyTuple_Check(stamp) && PyTuple_GET_SIZE(stamp) == 3
-            && (t_hlc = hlc_text_of(stamp)) != NULL && text_of(t_hlc, &hlc)
-            && number_of(PyTuple_GET_ITEM(stamp, 0), &physical) && number_of(PyTuple_GET_ITEM(stamp, 1), &logical)
-            && text_of(PyTuple_GET_ITEM(stamp, 2), &node)
-            && text_of(PyTuple_GET_ITEM(entry, ENTRY_JOB), &job)
-            && text_of(PyTuple_GET_ITEM(entry, ENTRY_ACTION), &action)
-            && bytes_of(PyTuple_GET_ITEM(entry, ENTRY_PAYLOAD), &payload) && is_utf8(payload)
-            && text_or_null_of(PyTuple_GET_ITEM(entry, ENTRY_ORIGIN), &origin);
+        is_whole = PyTuple_CheckExact(given) && PyTuple_GET_SIZE(given) == ENTRY_PARTS
+            && (t_hlc = hlc_text_of(parts[ENTRY_HLC], &entry)) != NULL && text_of(t_hlc, &entry.hlc)
+            && text_of(parts[ENTRY_JOB], &entry.job) && text_of(parts[ENTRY_ACTION], &entry.action)
+            && bytes_of(parts[ENTRY_PAYLOAD], &entry.payload) && is_utf8(entry.payload)
+            && text_or_null_of(parts[ENTRY_ORIGIN], &entry.origin) && entry.payload.count <= INT32_MAX
+            && entry.origin.count <= INT32_MAX;
         if (is_whole) {
-            origin = bytes_or_none(origin);
-            hash_of(payload.bytes, (size_t)payload.count, digest);
-            const Text digest_raw = {(char *)digest, HASH_BYTES};
-            is_whole = payload.count <= INT32_MAX && origin.count <= INT32_MAX
-                && hash_link(&message, (uint64_t)seq, hlc, job, action, prev, digest_raw, origin, link)
-                && (chain_link = hex_of(link)) != NULL;
+            hash_of(entry.payload.bytes, (size_t)entry.payload.count, digest);
+            is_whole = hash_link(&message, &entry, prev, digest, link) && (chain_link = hex_of(link)) != NULL;
             prev = (Text){(char *)link, HASH_BYTES};
         }
-        const int has_origin = is_whole && PyTuple_GET_ITEM(entry, ENTRY_ORIGIN) != Py_None;
         unsigned char *at = !is_whole ? NULL
-            : (unsigned char *)grow(&out, (size_t)(LENGTHS_AND_INTEGERS + tenant.count + hlc.count + node.count + job.count
-                                                   + action.count + prev_hex.count + 2 * HEX_CHARS + payload.count
-                                                   + origin.count));
+            : (unsigned char *)grow(&out, (size_t)(LENGTHS_AND_INTEGERS + tenant.count + entry.hlc.count + entry.node.count
+                                                   + entry.job.count + entry.action.count + prev_hex.count + 2 * HEX_CHARS
+                                                   + entry.payload.count + entry.origin.count));
         if (at != NULL) {
             *at++ = 0;
             *at++ = COLUMNS;
-            at = put_integer(put_field(at, tenant), seq);
-            at = put_integer(put_integer(put_field(at, hlc), physical), logical);
-            at = put_field(put_field(put_field(at, node), job), action);
+            at = put_integer(put_field(at, tenant), entry.seq);
+            at = put_integer(put_integer(put_field(at, entry.hlc), entry.physical), entry.logical);
+            at = put_field(put_field(put_field(at, entry.node), entry.job), entry.action);
             at = put_u32(at, 2);
             *at++ = 0;
             *at++ = LINK_VERSION;
-            at = prev_link == Py_None ? put_u32(at, UINT32_MAX) : put_field(at, prev_hex);
-            prev_link = chain_link;
+            at = put_field(at, prev_hex);
             text_of(chain_link, &prev_hex);
             at = put_u32(put_field(at, prev_hex), HEX_CHARS);
             write_hex((char *)at, digest);
-            at = put_field(at + HEX_CHARS, payload);
-            at = has_origin ? put_field(at, origin) : put_u32(at, UINT32_MAX);
+            at = put_field(put_field(at + HEX_CHARS, entry.payload), entry.origin);
             out.count = (size_t)(at - (unsigned char *)out.bytes);
-            number = PyLong_FromLongLong(seq);
-            PyObject *values = number == NULL ? NULL : PyTuple_Pack(4, number, t_hlc, chain_link,
-                                                                       PyTuple_GET_ITEM(entry, ENTRY_JOB));
-            PyObject *given = values == NULL ? NULL : PyTuple_Pack(1, values);
-            place = given == NULL ? NULL : PyTuple_Type.tp_new(place_type, given, NULL);
+            PyObject *number = PyLong_FromLongLong(entry.seq);
+            PyObject *values = number == NULL ? NULL : PyTuple_Pack(4, number, t_hlc, chain_link, parts[ENTRY_JOB]);
+            PyObject *boxed = values == NULL ? NULL : PyTuple_Pack(1, values);
+            place = boxed == NULL ? NULL : PyTuple_Type.tp_new(place_type, boxed, NULL);
+            Py_XDECREF(number);
             Py_XDECREF(values);
-            Py_XDECREF(given);
+            Py_XDECREF(boxed);
         }
-        Py_XDECREF(number);
         Py_XDECREF(t_hlc);
         Py_XDECREF(chain_link);
-        is_whole = place != NULL;
-        if (is_whole)
-            PyList_SET_ITEM(places, row, place);
+        is_whole = set_item(places, row, place);
     }
-    if (is_begun)
-        PyMem_RawFree(message.bytes);
+    PyMem_RawFree(message.buffer.bytes);
     release(&batch);
-    PyObject *rows = is_whole ? PyBytes_FromStringAndSize(out.bytes, (Py_ssize_t)out.count) : NULL;
-    PyMem_Free(out.bytes);
-    PyObject *found = rows != NULL ? PyTuple_Pack(2, rows, places) : NULL;
-    Py_XDECREF(rows);
+    PyObject *found = is_whole ? Py_BuildValue("(NO)", PyBytes_FromStringAndSize(out.bytes, (Py_ssize_t)out.count), places)
+                               : NULL;
+    PyMem_RawFree(out.bytes);
     Py_XDECREF(places);
     return answer_of(found, found != NULL);
 }
@@ -749,8 +671,6 @@ static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py
 #define DIGITS_MAX 15 /* of an integer: what has more may be beyond INTEGER_MAX */
 #define FORMS_MAX 32
 #define FIELDS_MAX 16
-#define TENANT_CHARS_MAX 63
-#define JOB_CHARS_MAX 128
 
 /* What a value of JSON is; of an array of texts, the shortest and longest of them. */
 typedef struct {
@@ -766,33 +686,26 @@ typedef struct {
     Value value;
 } Member;
 
-typedef struct {
-    const unsigned char *at, *end;
-} Source;
-
-static void skip_space(Source *source)
+static void skip_space(Cursor *source)
 {
     while (source->at < source->end
            && (*source->at == ' ' || *source->at == '\t' || *source->at == '\r' || *source->at == '\n'))
         source->at++;
 }
 
-static int next_is(Source *source, char wanted)
+static int next_is(Cursor *source, char wanted)
 {
     skip_space(source);
-    if (source->at == source->end || *source->at != wanted)
-        return 0;
-    source->at++;
-    return 1;
+    return skips(source, wanted);
 }
 
-static int write_source(Buffer *out, const unsigned char *from, const Source *source)
+static int write_source(Buffer *out, const unsigned char *from, const Cursor *source)
 {
     return write_bytes(out, (const char *)from, (size_t)(source->at - from));
 }
 
 /* A text of ASCII in which nothing is escaped, at its first quote. */
-static int read_text(Source *source, Text *text)
+static int read_text(Cursor *source, Text *text)
 {
     const unsigned char *at = ++source->at;
     while (at < source->end && *at >= 0x20 && *at < 0x80 && *at != '"' && *at != '\\')
@@ -804,9 +717,8 @@ static int read_text(Source *source, Text *text)
     return 1;
 }
 
-static int read_integer(Source *source, long long *number)
+static int read_integer(Cursor *source, long long *number)
 {
-    const unsigned char *from = source->at;
     const int is_negative = *source->at == '-';
     source->at += is_negative;
     const unsigned char *digits = source->at;
@@ -821,49 +733,32 @@ static int read_integer(Source *source, long long *number)
     if (source->at < source->end && (*source->at == '.' || *source->at == 'e' || *source->at == 'E'))
         return 0;
     *number = is_negative ? -*number : *number;
-    return from < source->at;
+    return 1;
 }
 
-static inline int is_same_name(Text a, Text b)
-{
-    return a.count == b.count && a.bytes[0] == b.bytes[0] && memcmp(a.bytes, b.bytes, (size_t)a.count) == 0;
-}
-
-static int order_of(Text a, Text b)
-{
-    const int order = memcmp(a.bytes, b.bytes, (size_t)(a.count < b.count ? a.count : b.count));
-    return order != 0 ? order : (a.count > b.count) - (a.count < b.count);
-}
-
-/* Sorts by name; 0 when two have the same one. */
+/* Sorts by name; 0 when two have the same one, 1 when they were in order, else 2. */
 static int sort_members(Member *members, int count)
 {
+    int found = 1;
     for (int i = 1; i < count; i++) {
         const Member member = members[i];
         int at = i, order = -1;
         while (at > 0 && (order = order_of(members[at - 1].name, member.name)) > 0) {
             members[at] = members[at - 1];
             at--;
+            found = 2;
         }
         if (order == 0)
             return 0;
         members[at] = member;
     }
-    return 1;
+    return found;
 }
 
-static int is_sorted(const Member *members, int count)
-{
-    for (int i = 1; i < count; i++)
-        if (order_of(members[i - 1].name, members[i].name) >= 0)
-            return 0;
-    return 1;
-}
-
-static int read_value(Source *source, Buffer *out, int room, Value *value);
+static int read_value(Cursor *source, Buffer *out, int room, Value *value);
 
 /* Members behind the opening brace, each as ``"name":value``, canonical, with a comma before all but the first. */
-static int read_members(Source *source, Buffer *out, int room, Member *members, int *count)
+static int read_members(Cursor *source, Buffer *out, int room, Member *members, int *count)
 {
     *count = 0;
     if (next_is(source, '}'))
@@ -884,16 +779,16 @@ static int read_members(Source *source, Buffer *out, int room, Member *members, 
     return next_is(source, '}');
 }
 
-/* Brings members that were written out of order into it. */
+/* Brings members that were written into order; 0 when two have the same name. */
 static int rewrite(Buffer *out, size_t from, Member *members, int count)
 {
+    const int order = sort_members(members, count);
+    if (order != 2)
+        return order;
     const size_t length = out->count - from;
-    char *copy = PyMem_Malloc(length);
-    if (copy == NULL || !sort_members(members, count)) {
-        PyMem_Free(copy);
+    char *copy = PyMem_Malloc(length), *at = copy;
+    if (copy == NULL)
         return 0;
-    }
-    char *at = copy;
     for (int i = 0; i < count; i++) {
         if (i > 0)
             *at++ = ',';
@@ -905,18 +800,18 @@ static int rewrite(Buffer *out, size_t from, Member *members, int count)
     return 1;
 }
 
-static int read_object(Source *source, Buffer *out, int room)
+static int read_object(Cursor *source, Buffer *out, int room)
 {
     Member members[MEMBERS_MAX];
     int count;
     if (!write_bytes(out, "{", 1))
         return 0;
     const size_t from = out->count;
-    return read_members(source, out, room, members, &count)
-        && (is_sorted(members, count) || rewrite(out, from, members, count)) && write_bytes(out, "}", 1);
+    return read_members(source, out, room, members, &count) && rewrite(out, from, members, count)
+        && write_bytes(out, "}", 1);
 }
 
-static int read_array(Source *source, Buffer *out, int room, Value *array)
+static int read_array(Cursor *source, Buffer *out, int room, Value *array)
 {
     array->kind = 'l';
     array->least = LLONG_MAX;
@@ -938,17 +833,13 @@ static int read_array(Source *source, Buffer *out, int room, Value *array)
     return write_bytes(out, "]", 1);
 }
 
-static int read_literal(Source *source, Buffer *out, const char *literal)
+static int read_literal(Cursor *source, Buffer *out, const char *literal)
 {
-    const size_t count = strlen(literal);
-    if ((size_t)(source->end - source->at) < count || memcmp(source->at, literal, count) != 0)
-        return 0;
-    source->at += count;
-    return write_bytes(out, literal, count);
+    return skips_text(source, literal) && write_bytes(out, literal, strlen(literal));
 }
 
 /* Writes the canonical bytes of a value; 0 when it is left to Python. */
-static int read_value(Source *source, Buffer *out, int room, Value *value)
+static int read_value(Cursor *source, Buffer *out, int room, Value *value)
 {
     Text text;
     int is_whole;
@@ -994,8 +885,7 @@ static int read_value(Source *source, Buffer *out, int room, Value *value)
    be. */
 typedef struct {
     Text name;
-    long long kind, least, most, count_max;
-    int is_required;
+    long long kind, least, most, count_max, is_required;
 } Field;
 
 typedef struct {
@@ -1007,16 +897,12 @@ typedef struct {
 
 static int field_of(PyObject *given, Field *field)
 {
-    long long is_required;
     if (!PyTuple_CheckExact(given) || PyTuple_GET_SIZE(given) != 6)
         return 0;
     PyObject *const *parts = &PyTuple_GET_ITEM(given, 0);
-    if (!text_of(parts[0], &field->name) || !number_of(parts[1], &field->kind) || !number_of(parts[2], &field->least)
-        || !number_of(parts[3], &field->most) || !number_of(parts[4], &field->count_max)
-        || !number_of(parts[5], &is_required))
-        return 0;
-    field->is_required = is_required != 0;
-    return 1;
+    return text_of(parts[0], &field->name) && number_of(parts[1], &field->kind) && number_of(parts[2], &field->least)
+        && number_of(parts[3], &field->most) && number_of(parts[4], &field->count_max)
+        && number_of(parts[5], &field->is_required);
 }
 
 /* (name, type, whether it creates, fields) each; 0 when that is not what was given. */
@@ -1043,42 +929,29 @@ static int forms_of(PyObject *given, Form *forms, int *count)
     return 1;
 }
 
-static int is(Text text, const char *name)
+/* ledger.names.JOB_ID */
+static int is_job_id(Text name)
 {
-    return (size_t)text.count == strlen(name) && memcmp(text.bytes, name, (size_t)text.count) == 0;
+    return is_name_of(name, JOB_ID_CHARS_MAX, IN_JOB_ID) && !is_text(name, ".") && !is_text(name, "..");
 }
 
-static int is_one_of(char c, int is_job)
+/* ledger.names.TENANT_ID */
+static int is_tenant_id(Text name)
 {
-    if ((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-')
-        return 1;
-    return is_job && ((c >= 'A' && c <= 'Z') || c == '.' || c == ':');
-}
-
-/* ledger.names: TENANT_ID and JOB_ID. */
-static int is_name(Text name, int is_job)
-{
-    if (name.count < 1 || name.count > (is_job ? JOB_CHARS_MAX : TENANT_CHARS_MAX))
-        return 0;
-    for (Py_ssize_t i = 0; i < name.count; i++)
-        if (!is_one_of(name.bytes[i], is_job))
-            return 0;
-    if (is_job)
-        return !is(name, ".") && !is(name, "..");
-    const char first = name.bytes[0], last = name.bytes[name.count - 1];
-    return first != '_' && first != '-' && last != '_' && last != '-';
+    return is_name_of(name, TENANT_CHARS_MAX, IN_TENANT_ID) && strchr("_-", name.bytes[0]) == NULL
+        && strchr("_-", name.bytes[name.count - 1]) == NULL;
 }
 
 /* Whether the members are those of the form, with what it requires. */
 static int fits(const Form *form, const Member *members, int count)
 {
-    int required = 0;
+    long long required = 0;
     for (int at = 0; at < form->fields; at++)
         required += form->field[at].is_required;
     for (int i = 0; i < count; i++) {
         const Value *value = &members[i].value;
         const Field *field = form->field, *end = field + form->fields;
-        while (field < end && !is_same_name(field->name, members[i].name))
+        while (field < end && !is_same_text(field->name, members[i].name))
             field++;
         if (field == end || value->kind != field->kind || value->count > field->count_max)
             return 0;
@@ -1133,7 +1006,7 @@ static int write_payload(Line *line, Member *members, int count)
         if (line->signature_at == 0
             && order_of(member->name, (Text){SIGNATURE_MEMBER, sizeof SIGNATURE_MEMBER - 1}) > 0)
             line->signature_at = line->payload.count;
-        const int is_fence = is(member->name, FENCE), is_given = member->end > 0;
+        const int is_fence = is_text(member->name, FENCE), is_given = member->end > 0;
         if (is_fence)
             line->fence_at = line->payload.count + sizeof "\"" FENCE "\":" - 1;
         if (is_fence && is_given)
@@ -1148,7 +1021,7 @@ static int write_payload(Line *line, Member *members, int count)
 /* 0 when the line is left to Python. */
 static int read_line(Text given, const Form *forms, int form_count, Line *line, Member *members)
 {
-    Source source = {(const unsigned char *)given.bytes, (const unsigned char *)given.bytes + given.count};
+    Cursor source = cursor_of(given);
     int count, kept = 0;
     line->values.count = 1; /* what is somewhere is never at 0 */
     line->tenant = line->job = line->spec = line->assigned = (Text){NULL, 0};
@@ -1162,34 +1035,34 @@ static int read_line(Text given, const Form *forms, int form_count, Line *line, 
     Member *type = NULL;
     for (int i = 0; i < count; i++) {
         Member *member = &members[i];
-        const int is_text = member->value.kind == 's';
-        if (is_text && line->tenant.bytes == NULL && is(member->name, "tenant_id"))
+        const int is_string = member->value.kind == 's';
+        if (is_string && line->tenant.bytes == NULL && is_text(member->name, "tenant_id"))
             line->tenant = content(&line->values, &member->value);
-        else if (is_text && line->job.bytes == NULL && is(member->name, "job_id"))
+        else if (is_string && line->job.bytes == NULL && is_text(member->name, "job_id"))
             line->job = content(&line->values, &member->value);
-        else if (is_text && type == NULL && is(member->name, "type")) {
+        else if (is_string && type == NULL && is_text(member->name, "type")) {
             members[MEMBERS_MAX - 1] = *member;
             type = &members[MEMBERS_MAX - 1];
         }
         else
             members[kept++] = *member;
     }
-    if (type == NULL || !is_name(line->tenant, 0) || (line->job.bytes != NULL && !is_name(line->job, 1)))
+    if (type == NULL || !is_tenant_id(line->tenant) || (line->job.bytes != NULL && !is_job_id(line->job)))
         return 0;
     const Text named = content(&line->values, &type->value);
     for (int i = 0; i < form_count && line->form == NULL; i++)
-        if (is_same_name(forms[i].name, named))
+        if (is_same_text(forms[i].name, named))
             line->form = &forms[i];
     if (line->form == NULL || (line->job.bytes == NULL && !line->form->is_creation)
         || !fits(line->form, members, kept))
         return 0;
     for (int i = 0; i < kept; i++) {
         const Text value = written(&line->values, members[i].value.at, members[i].value.end);
-        if (is(members[i].name, FENCE))
+        if (is_text(members[i].name, FENCE))
             line->fence = &members[i];
-        else if (is(members[i].name, "spec"))
+        else if (is_text(members[i].name, "spec"))
             line->spec = value;
-        else if (is(members[i].name, "assigned_dcs"))
+        else if (is_text(members[i].name, "assigned_dcs"))
             line->assigned = value;
     }
     members[kept++] = *type;
@@ -1232,12 +1105,9 @@ static PyObject *job_of(const Line *line, PyObject *known)
     return same(known, pair);
 }
 
-PyDoc_STRVAR(event_lines_doc,
-    "event_lines(lines, forms, bytes_max)\n--\n\n"
-    "Columns of the events in lines: (tenant, job), type, fence, payload, where fence and key stand in it, creation, where "
-    "a signature stands; "
-    "None in the first of them for a line that is left to Python.");
-
+/* event_lines(lines, forms, bytes_max): columns of the events in lines: (tenant, job), type, fence, payload, where
+ * fence and key stand in it, creation, where a signature stands; None in the first of them for a line that is left
+ * to Python. */
 static PyObject *event_lines(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
     enum { JOB, TYPE, FENCE_TOKEN, PAYLOAD, FENCE_AT, MEMBER_AT, CREATION, SIGNATURE_AT, COLUMNS };
@@ -1252,15 +1122,9 @@ static PyObject *event_lines(PyObject *Py_UNUSED(module), PyObject *const *args,
         Py_RETURN_NONE;
     PyObject *known = PyDict_New(), *columns = PyTuple_New(COLUMNS);
     int is_whole = known != NULL && columns != NULL;
-    for (int column = 0; column < COLUMNS && is_whole; column++) {
-        PyObject *values = PyList_New(batch.rows);
-        is_whole = values != NULL;
-        if (is_whole)
-            PyTuple_SET_ITEM(columns, column, values);
-    }
-    line.values.bytes = PyMem_Malloc(line.values.room = 4096);
-    line.payload.bytes = PyMem_Malloc(line.payload.room = 4096);
-    is_whole = is_whole && line.values.bytes != NULL && line.payload.bytes != NULL;
+    for (int column = 0; column < COLUMNS && is_whole; column++)
+        is_whole = set_item(columns, column, PyList_New(batch.rows));
+    is_whole = is_whole && grow(&line.values, 4096) != NULL;
     for (Py_ssize_t row = 0; row < batch.rows && is_whole; row++) {
         PyObject *made[COLUMNS] = {NULL};
         Text given;
@@ -1287,8 +1151,8 @@ static PyObject *event_lines(PyObject *Py_UNUSED(module), PyObject *const *args,
             PyList_SET_ITEM(PyTuple_GET_ITEM(columns, column), row, made[column]);
         }
     }
-    PyMem_Free(line.values.bytes);
-    PyMem_Free(line.payload.bytes);
+    PyMem_RawFree(line.values.bytes);
+    PyMem_RawFree(line.payload.bytes);
     Py_XDECREF(known);
     release(&batch);
     if (!is_whole && !PyErr_Occurred())
@@ -1301,7 +1165,8 @@ static PyObject *event_lines(PyObject *Py_UNUSED(module), PyObject *const *args,
 /* Where entries come from. ``next`` gives 1 and the next of them, 0 where there is none, -1 where it gives up. */
 typedef struct Entries {
     int (*next)(struct Entries *entries, Entry *entry);
-    const unsigned char *start, *at, *end;
+    const unsigned char *start;
+    Cursor rest;
     Text tenant;              /* of lines: as the last member of each has it */
     unsigned char *unescaped; /* of lines: as long as all of them, for what they spell with escapes */
     unsigned char *unescaped_at;
@@ -1323,22 +1188,14 @@ typedef struct {
     unsigned char prev_raw[HASH_BYTES]; /* of the entry before, of so many bytes */
     Py_ssize_t prev_bytes;
     Text prev_link, first_prev, last_hlc; /* as they are stored */
-    unsigned char *leaves, *keys; /* of each entry: its leaf hash, and the key of its job */
-    size_t count, room;
+    Buffer leaves, keys; /* of each entry: its leaf hash, and the key of its job */
+    Py_ssize_t count;
     long long commitments; /* entries whose verdicts are judged later: ledger.verification.commitment_check */
-    Entry *signed_; /* entries that callers may have signed, or all: ledger.verification.caller_check */
-    size_t signed_count, signed_room;
+    Buffer signed_; /* entries that callers may have signed, or all: ledger.verification.caller_check */
     int sees_all;
     Marked *marked;
     Py_ssize_t marks, marks_passed;
 } Walk;
-
-static int is_same(Text one, Text other)
-{
-    if (one.bytes == NULL || other.bytes == NULL)
-        return one.bytes == other.bytes;
-    return one.count == other.count && memcmp(one.bytes, other.bytes, (size_t)one.count) == 0;
-}
 
 static int nibble_of(char hex)
 {
@@ -1362,44 +1219,37 @@ static int raw_of(Text text, unsigned char *raw)
 /* Whether it is that of a proposal or of a capacity. */
 static int is_of_commitments(Text action)
 {
-    if (action.count == 12)
-        return memcmp(action.bytes, "CAPACITY_SET", 12) == 0;
-    return action.count == 16 && memcmp(action.bytes, "PROPOSE_", 8) == 0
-        && (memcmp(action.bytes + 8, "ACCEPTED", 8) == 0 || memcmp(action.bytes + 8, "REJECTED", 8) == 0);
+    return is_text(action, "CAPACITY_SET") || is_text(action, "PROPOSE_ACCEPTED") || is_text(action, "PROPOSE_REJECTED");
 }
 
 /* Whether the payload may have a caller's signature: ledger.signed_events.MARK. */
 static int has_mark(Text payload)
 {
-    static const char mark[] = "signature";
-    const size_t length = sizeof mark - 1;
-    const char *at = payload.bytes, *const end = payload.bytes + payload.count;
-    while ((size_t)(end - at) >= length && (at = memchr(at, mark[0], (size_t)(end - at) - length + 1)) != NULL) {
-        if (memcmp(at, mark, length) == 0)
-            return 1;
-        at++;
-    }
-    return 0;
+    return memmem(payload.bytes, (size_t)payload.count, SIGNATURE_MEMBER, sizeof SIGNATURE_MEMBER - 1) != NULL;
 }
 
-static int keep_signed(Walk *walk, const Entry *entry)
+/* Whether digest, HLC, link and form are those of the entry, behind that link; ``link`` becomes its own. */
+static int is_sound(Message *message, const Entry *entry, Text prev, unsigned char *link)
 {
-    if (walk->signed_count == walk->signed_room) {
-        const size_t room = 2 * walk->signed_room + 64;
-        Entry *larger = PyMem_RawRealloc(walk->signed_, room * sizeof *larger);
-        if (larger == NULL)
-            return 0;
-        walk->signed_ = larger;
-        walk->signed_room = room;
-    }
-    walk->signed_[walk->signed_count++] = *entry;
-    return 1;
+    unsigned char digest[HASH_BYTES];
+    if (entry->version != LINK_VERSION || !spells_hlc(entry))
+        return 0;
+    hash_of(entry->payload.bytes, (size_t)entry->payload.count, digest);
+    return spells(entry->digest, digest)
+        && hash_link(message, entry, prev, digest, link) && spells(entry->link, link) && has_form(entry);
+}
+
+static void hash_leaf(const unsigned char *link, unsigned char *hash)
+{
+    unsigned char leaf[1 + HASH_BYTES] = {0};
+    memcpy(leaf + 1, link, HASH_BYTES);
+    hash_of(leaf, sizeof leaf, hash);
 }
 
 /* Judges the entry against the one before it; 0 where it is not in order. */
 static int pass(Walk *walk, const Entry *entry)
 {
-    unsigned char digest[HASH_BYTES], link[HASH_BYTES];
+    unsigned char link[HASH_BYTES];
     if (!walk->is_prev_known) {
         /* What the first names as the one before it is believed. */
         walk->prev_link = entry->prev;
@@ -1408,31 +1258,15 @@ static int pass(Walk *walk, const Entry *entry)
             return 0;
         walk->is_prev_known = 1;
     }
-    if (entry->seq != walk->next_seq || entry->version != LINK_VERSION || !is_same(entry->prev, walk->prev_link)
-        || !spells_hlc(entry))
-        return 0;
-    hash_of(entry->payload.bytes, (size_t)entry->payload.count, digest);
     const Text prev = {(char *)walk->prev_raw, walk->prev_bytes};
-    if (!spells(entry->digest, digest)
-        || !hash_link(&walk->message, (uint64_t)entry->seq, entry->hlc, entry->job, entry->action, prev,
-                      (Text){(char *)digest, HASH_BYTES}, bytes_or_none(entry->origin), link)
-        || !spells(entry->link, link) || !has_form(entry))
+    if (entry->seq != walk->next_seq || !is_same_text(entry->prev, walk->prev_link)
+        || !is_sound(&walk->message, entry, prev, link))
         return 0;
-    if (walk->count == walk->room) {
-        const size_t room = 2 * walk->room + 256;
-        unsigned char **const grown[] = {&walk->leaves, &walk->keys};
-        for (size_t i = 0; i < sizeof grown / sizeof *grown; i++) {
-            unsigned char *larger = PyMem_RawRealloc(*grown[i], room * HASH_BYTES);
-            if (larger == NULL)
-                return 0;
-            *grown[i] = larger;
-        }
-        walk->room = room;
-    }
-    unsigned char leaf[1 + HASH_BYTES] = {0};
-    memcpy(leaf + 1, link, HASH_BYTES);
-    hash_of(leaf, sizeof leaf, walk->leaves + HASH_BYTES * walk->count);
-    hash_of(entry->job.bytes, (size_t)entry->job.count, walk->keys + HASH_BYTES * walk->count);
+    char *const leaf = grow(&walk->leaves, HASH_BYTES), *const key = grow(&walk->keys, HASH_BYTES);
+    if (leaf == NULL || key == NULL)
+        return 0;
+    hash_leaf(link, (unsigned char *)leaf);
+    hash_of(entry->job.bytes, (size_t)entry->job.count, (unsigned char *)key);
     while (walk->marks_passed < walk->marks && walk->marked[walk->marks_passed].seq < entry->seq)
         walk->marks_passed++;
     if (walk->marks_passed < walk->marks && walk->marked[walk->marks_passed].seq == entry->seq) {
@@ -1440,7 +1274,8 @@ static int pass(Walk *walk, const Entry *entry)
         walk->marked[walk->marks_passed].hlc = entry->hlc;
     }
     walk->commitments += entry->origin.bytes == NULL && is_of_commitments(entry->action);
-    if ((walk->sees_all || has_mark(entry->payload)) && !keep_signed(walk, entry))
+    if ((walk->sees_all || has_mark(entry->payload))
+        && !write_bytes(&walk->signed_, (const char *)entry, sizeof *entry))
         return 0;
     if (walk->count++ == 0)
         walk->first_prev = walk->prev_link; /* the same text, and one that stays where it is */
@@ -1457,13 +1292,13 @@ static int pass_all(Walk *walk, Entries *entries)
 {
     for (;;) {
         Entry entry;
-        const unsigned char *at = entries->at;
+        const unsigned char *at = entries->rest.at;
         const long long row = entries->row;
         const int found = entries->next(entries, &entry);
         if (found <= 0)
             return found == 0;
         if (entry.seq > walk->stop_seq) {
-            entries->at = at;
+            entries->rest.at = at;
             entries->row = row;
             return 1;
         }
@@ -1497,16 +1332,15 @@ static PyObject *marks_of(const Walk *walk)
 /* The entries that callers may have signed, as ledger.verification.caller_check.Entry; NULL where an error was set. */
 static PyObject *signed_of(const Walk *walk)
 {
-    PyObject *found = PyList_New((Py_ssize_t)walk->signed_count);
-    for (size_t i = 0; found != NULL && i < walk->signed_count; i++) {
-        const Entry *entry = &walk->signed_[i];
-        PyObject *one = Py_BuildValue("(Ls#s#s#s#N)", entry->seq, entry->hlc.bytes, entry->hlc.count, entry->job.bytes,
-                                      entry->job.count, entry->action.bytes, entry->action.count,
-                                      entry->payload.bytes, entry->payload.count, text_or_none(entry->origin));
-        if (one == NULL)
+    const Py_ssize_t count = (Py_ssize_t)(walk->signed_.count / sizeof(Entry));
+    PyObject *found = PyList_New(count);
+    for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
+        const Entry *entry = (const Entry *)(const void *)walk->signed_.bytes + i;
+        if (!set_item(found, i,
+                      Py_BuildValue("(Ls#s#s#s#N)", entry->seq, entry->hlc.bytes, entry->hlc.count, entry->job.bytes,
+                                    entry->job.count, entry->action.bytes, entry->action.count, entry->payload.bytes,
+                                    entry->payload.count, text_or_none(entry->origin))))
             Py_CLEAR(found);
-        else
-            PyList_SET_ITEM(found, (Py_ssize_t)i, one);
     }
     return found;
 }
@@ -1514,37 +1348,17 @@ static PyObject *signed_of(const Walk *walk)
 /* What was passed, as ledger.verification.entry_check.Passed has it. */
 static PyObject *passed_of(const Walk *walk, long long at)
 {
-    PyObject *leaves = PyList_New((Py_ssize_t)walk->count);
-    for (size_t i = 0; leaves != NULL && i < walk->count; i++) {
-        PyObject *leaf = PyBytes_FromStringAndSize((char *)walk->leaves + HASH_BYTES * i, HASH_BYTES);
-        if (leaf == NULL)
+    PyObject *leaves = PyList_New(walk->count);
+    for (Py_ssize_t i = 0; leaves != NULL && i < walk->count; i++)
+        if (!set_item(leaves, i, PyBytes_FromStringAndSize(walk->leaves.bytes + HASH_BYTES * i, HASH_BYTES)))
             Py_CLEAR(leaves);
-        else
-            PyList_SET_ITEM(leaves, (Py_ssize_t)i, leaf);
-    }
-    PyObject *made[] = {leaves,
-                        PyBytes_FromStringAndSize((const char *)walk->keys, (Py_ssize_t)walk->count * HASH_BYTES),
-                        marks_of(walk),
-                        text_or_none(walk->first_prev),
-                        PyBytes_FromStringAndSize((const char *)walk->prev_raw, walk->prev_bytes),
-                        text_or_none(walk->prev_link),
-                        text_or_none(walk->last_hlc),
-                        PyLong_FromLongLong(walk->commitments),
-                        signed_of(walk),
-                        PyLong_FromLongLong(at)};
-    enum { PARTS = sizeof made / sizeof *made };
-    PyObject *found = PyTuple_New(PARTS);
-    int is_whole = found != NULL;
-    for (int i = 0; i < PARTS; i++) {
-        is_whole = is_whole && made[i] != NULL;
-        if (found != NULL)
-            PyTuple_SET_ITEM(found, i, made[i]);
-        else
-            Py_XDECREF(made[i]);
-    }
-    if (!is_whole)
-        Py_CLEAR(found);
-    return found;
+    if (leaves == NULL)
+        return NULL;
+    return Py_BuildValue("(NNNNNNNLNL)", leaves, PyBytes_FromStringAndSize(walk->keys.bytes, HASH_BYTES * walk->count),
+                         marks_of(walk), text_or_none(walk->first_prev),
+                         PyBytes_FromStringAndSize((const char *)walk->prev_raw, walk->prev_bytes),
+                         text_or_none(walk->prev_link), text_or_none(walk->last_hlc), walk->commitments, signed_of(walk),
+                         at);
 }
 
 enum { PREFIX, FIRST_SEQ, PREV_RAW, PREV_LINK, STOP_SEQ, TO_MARK, SEES_ALL, KNOWN };
@@ -1563,8 +1377,9 @@ static PyObject *walked(PyObject *const *known, Entries *entries)
         Py_RETURN_NONE;
     memcpy(walk.prev_raw, raw.bytes, (size_t)raw.count);
     walk.prev_bytes = raw.count;
+    walk.message.prefix = prefix;
     walk.marked = PyMem_RawCalloc((size_t)to_mark.rows + 1, sizeof *walk.marked);
-    int is_whole = walk.marked != NULL && begin_message(&walk.message, prefix);
+    int is_whole = walk.marked != NULL;
     for (; is_whole && walk.marks < to_mark.rows; walk.marks++)
         is_whole = number_of(to_mark.values[0][walk.marks], &walk.marked[walk.marks].seq);
     release(&to_mark);
@@ -1573,104 +1388,89 @@ static PyObject *walked(PyObject *const *known, Entries *entries)
         is_whole = pass_all(&walk, entries);
         Py_END_ALLOW_THREADS
     }
-    PyObject *found = is_whole ? passed_of(&walk, entries->arrays == NULL ? entries->at - entries->start : entries->row)
+    PyObject *found = is_whole ? passed_of(&walk, entries->arrays == NULL ? entries->rest.at - entries->start : entries->row)
                                : NULL;
-    PyMem_RawFree(walk.message.bytes);
-    PyMem_RawFree(walk.leaves);
-    PyMem_RawFree(walk.keys);
+    PyMem_RawFree(walk.message.buffer.bytes);
+    PyMem_RawFree(walk.leaves.bytes);
+    PyMem_RawFree(walk.keys.bytes);
     PyMem_RawFree(walk.marked);
-    PyMem_RawFree(walk.signed_);
+    PyMem_RawFree(walk.signed_.bytes);
     return answer_of(found, found != NULL);
+}
+
+/* ENTRY_COLUMNS */
+enum { SEQ, T_HLC, PHYSICAL, LOGICAL, NODE, JOB, ACTION, VERSION, PREV, LINK, DIGEST, PAYLOAD, ORIGIN, ENTRY_COLUMNS };
+
+static int entry_of(PyObject *const *values, Entry *entry)
+{
+    return number_of(values[SEQ], &entry->seq) && entry->seq >= 0 && number_of(values[PHYSICAL], &entry->physical)
+        && number_of(values[LOGICAL], &entry->logical) && number_of(values[VERSION], &entry->version)
+        && text_of(values[T_HLC], &entry->hlc) && text_of(values[NODE], &entry->node)
+        && text_of(values[JOB], &entry->job) && text_of(values[ACTION], &entry->action)
+        && text_or_null_of(values[PREV], &entry->prev) && text_of(values[LINK], &entry->link)
+        && text_of(values[DIGEST], &entry->digest) && text_of(values[PAYLOAD], &entry->payload)
+        && text_or_null_of(values[ORIGIN], &entry->origin);
 }
 
 /* --- entries by themselves: ledger.verification.entry_check ---------------------------------------------------------- */
 
-PyDoc_STRVAR(leaves_of_entries_doc,
-    "leaves_of_entries(prefix, rows)\n--\n\n"
-    "Leaf hashes of rows of ENTRY_COLUMNS, as ledger.verification.entry_check.leaves_of has them: each row has version 2, "
-    "its digest, HLC and link are those of its columns, and it has the form of an entry. None where that must be asked.");
-
+/* leaves_of_entries(prefix, rows): leaf hashes of rows of ENTRY_COLUMNS, as
+ * ledger.verification.entry_check.leaves_of has them: each row has version 2, its digest, HLC and link are those of
+ * its columns, and it has the form of an entry. None where that must be asked. */
 static PyObject *leaves_of_entries(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    enum { SEQ, T_HLC, PHYSICAL, LOGICAL, NODE, JOB, ACTION, VERSION, PREV, LINK, DIGEST, PAYLOAD, ORIGIN, COLUMNS };
-    Text prefix;
     Batch rows;
-    Message message;
-    if (count != 2 || !bytes_of(args[0], &prefix) || !take(&rows, args + 1, 1))
+    Message message = {.buffer = {NULL, 0, 0}};
+    if (count != 2 || !bytes_of(args[0], &message.prefix) || !take(&rows, args + 1, 1))
         Py_RETURN_NONE;
     PyObject *found = PyList_New(rows.rows);
-    if (found == NULL || !begin_message(&message, prefix)) {
-        Py_XDECREF(found);
-        release(&rows);
-        return PyErr_NoMemory();
-    }
-    int is_whole = 1;
+    int is_whole = found != NULL;
     for (Py_ssize_t number = 0; number < rows.rows && is_whole; number++) {
         PyObject *const row = rows.values[0][number];
-        if (!PyTuple_CheckExact(row) || PyTuple_GET_SIZE(row) != COLUMNS) {
-            is_whole = 0;
-            break;
-        }
-        PyObject *const *const values = ((PyTupleObject *)row)->ob_item;
         Entry entry;
-        Text prev_text;
-        unsigned char prev_raw[HASH_BYTES], digest[HASH_BYTES], leaf[1 + HASH_BYTES] = {0}, hash[HASH_BYTES];
-        Text prev = {(char *)prev_raw, HASH_BYTES};
-        is_whole = number_of(values[SEQ], &entry.seq) && entry.seq >= 0 && number_of(values[PHYSICAL], &entry.physical)
-            && number_of(values[LOGICAL], &entry.logical) && number_of(values[VERSION], &entry.version)
-            && entry.version == LINK_VERSION && text_of(values[T_HLC], &entry.hlc) && text_of(values[NODE], &entry.node)
-            && text_of(values[JOB], &entry.job) && text_of(values[ACTION], &entry.action)
-            && text_of(values[LINK], &entry.link) && text_of(values[DIGEST], &entry.digest)
-            && text_of(values[PAYLOAD], &entry.payload) && text_or_null_of(values[ORIGIN], &entry.origin)
-            && spells_hlc(&entry);
-        if (is_whole && values[PREV] == Py_None)
-            prev.count = 0;
-        else if (is_whole)
-            is_whole = text_of(values[PREV], &prev_text) && raw_of(prev_text, prev_raw);
+        unsigned char prev_raw[HASH_BYTES], link[HASH_BYTES], hash[HASH_BYTES];
+        is_whole = PyTuple_CheckExact(row) && PyTuple_GET_SIZE(row) == ENTRY_COLUMNS
+            && entry_of(((PyTupleObject *)row)->ob_item, &entry)
+            && (entry.prev.bytes == NULL || raw_of(entry.prev, prev_raw))
+            && is_sound(&message, &entry, (Text){(char *)prev_raw, entry.prev.bytes == NULL ? 0 : HASH_BYTES}, link);
         if (is_whole) {
-            hash_of(entry.payload.bytes, (size_t)entry.payload.count, digest);
-            is_whole = spells(entry.digest, digest)
-                && hash_link(&message, (uint64_t)entry.seq, entry.hlc, entry.job, entry.action, prev,
-                             (Text){(char *)digest, HASH_BYTES}, bytes_or_none(entry.origin), leaf + 1)
-                && spells(entry.link, leaf + 1) && has_form(&entry);
+            hash_leaf(link, hash);
+            is_whole = set_item(found, number, PyBytes_FromStringAndSize((char *)hash, HASH_BYTES));
         }
-        PyObject *made = NULL;
-        if (is_whole) {
-            hash_of(leaf, sizeof leaf, hash);
-            made = PyBytes_FromStringAndSize((char *)hash, HASH_BYTES);
-        }
-        is_whole = made != NULL;
-        if (is_whole)
-            PyList_SET_ITEM(found, number, made);
     }
-    PyMem_RawFree(message.bytes);
+    PyMem_RawFree(message.buffer.bytes);
     release(&rows);
     return answer_of(found, is_whole);
 }
 
 /* --- as COPY gives them in its binary form */
 
-static uint32_t u32_at(const unsigned char *at)
-{
-    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
-}
-
 /* The next column; its bytes are NULL where it is. */
 static int next_copied(Entries *entries, Text *column)
 {
-    if (entries->end - entries->at < 4)
+    if (entries->rest.end - entries->rest.at < 4)
         return 0;
-    const uint32_t count = u32_at(entries->at);
-    entries->at += 4;
+    const uint32_t count = u32_at(entries->rest.at);
+    entries->rest.at += 4;
     if (count == UINT32_MAX) {
         *column = (Text){NULL, 0};
         return 1;
     }
-    if (count > (size_t)(entries->end - entries->at))
+    if (count > (size_t)(entries->rest.end - entries->rest.at))
         return 0;
-    *column = (Text){(const char *)entries->at, (Py_ssize_t)count};
-    entries->at += count;
+    *column = (Text){(const char *)entries->rest.at, (Py_ssize_t)count};
+    entries->rest.at += count;
     return 1;
+}
+
+/* 1 where a row of so many columns begins, 0 at the end, -1 where there is anything else. */
+static int begins_row(Entries *entries, int columns)
+{
+    if (entries->rest.end - entries->rest.at < 2)
+        return entries->rest.end == entries->rest.at ? 0 : -1;
+    const int count = entries->rest.at[0] << 8 | entries->rest.at[1];
+    entries->rest.at += 2;
+    return count == columns ? 1 : count == UINT16_MAX && entries->rest.end == entries->rest.at ? 0 : -1;
 }
 
 /* An integer of two, four or eight bytes. */
@@ -1686,20 +1486,12 @@ static int integer_in(Text column, long long *number)
     return 1;
 }
 
-#define ENTRY_COLUMNS 13
-
 static int next_in_copy(Entries *entries, Entry *entry)
 {
-    enum { SEQ, T_HLC, PHYSICAL, LOGICAL, NODE, JOB, ACTION, VERSION, PREV, LINK, DIGEST, PAYLOAD, ORIGIN };
     Text columns[ENTRY_COLUMNS];
-    if (entries->end - entries->at < 2)
-        return entries->end == entries->at ? 0 : -1;
-    const int count = entries->at[0] << 8 | entries->at[1];
-    entries->at += 2;
-    if (count == UINT16_MAX)
-        return entries->end == entries->at ? 0 : -1;
-    if (count != ENTRY_COLUMNS)
-        return -1;
+    const int is_next = begins_row(entries, ENTRY_COLUMNS);
+    if (is_next <= 0)
+        return is_next;
     for (int i = 0; i < ENTRY_COLUMNS; i++)
         if (!next_copied(entries, &columns[i]) || (columns[i].bytes == NULL && i != PREV && i != ORIGIN))
             return -1;
@@ -1711,19 +1503,15 @@ static int next_in_copy(Entries *entries, Entry *entry)
         ? 1 : -1;
 }
 
-PyDoc_STRVAR(entries_in_copy_doc,
-    "entries_in_copy(prefix, first_seq, prev_raw, prev_link, stop_seq, to_mark, sees_all, data)\n--\n\n"
-    "What rows in the binary form of COPY come to, the first column being the first of ENTRY_COLUMNS; None where they\n"
-    "are not all in order.");
-
+/* entries_in_copy(prefix, first_seq, prev_raw, prev_link, stop_seq, to_mark, sees_all, data): what rows in the
+ * binary form of COPY come to, the first column being the first of ENTRY_COLUMNS; None where they are not all in
+ * order. */
 static PyObject *entries_in_copy(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
     Text data;
     if (count != KNOWN + 1 || !bytes_of(args[KNOWN], &data))
         Py_RETURN_NONE;
-    Entries entries = {.next = next_in_copy, .start = (const unsigned char *)data.bytes};
-    entries.at = entries.start;
-    entries.end = entries.start + data.count;
+    Entries entries = {.next = next_in_copy, .start = (const unsigned char *)data.bytes, .rest = cursor_of(data)};
     return walked(args, &entries);
 }
 
@@ -1739,7 +1527,7 @@ static PyObject *copied_value(char type, Text column, Text before, PyObject *val
         return Py_NewRef(Py_None);
     if (type == 'i')
         return integer_in(column, &number) ? PyLong_FromLongLong(number) : NULL;
-    if (before.bytes != NULL && is_same(column, before))
+    if (before.bytes != NULL && is_same_text(column, before))
         return Py_NewRef(value_before);
     return PyUnicode_DecodeUTF8(column.bytes, column.count, NULL);
 }
@@ -1747,64 +1535,49 @@ static PyObject *copied_value(char type, Text column, Text before, PyObject *val
 /* Appends the next row, whose columns are then ``before``; 0 at the end, -1 where it gives up. */
 static int append_copied(Entries *entries, Text types, Text *before, PyObject *rows)
 {
-    const Py_ssize_t left = entries->end - entries->at;
-    if (left < 2)
-        return left == 0 ? 0 : -1;
-    const int count = entries->at[0] << 8 | entries->at[1];
-    entries->at += 2;
-    if (count == UINT16_MAX)
-        return left == 2 ? 0 : -1;
-    if (count != types.count)
-        return -1;
+    const int count = (int)types.count, is_next = begins_row(entries, count);
+    if (is_next <= 0)
+        return is_next;
     const Py_ssize_t row = PyList_GET_SIZE(rows);
     PyObject *last = row > 0 ? PyList_GET_ITEM(rows, row - 1) : NULL, *values = PyTuple_New(count);
     for (int i = 0; values != NULL && i < count; i++) {
         Text column;
         PyObject *value = !next_copied(entries, &column) ? NULL
             : copied_value(types.bytes[i], column, before[i], last == NULL ? NULL : PyTuple_GET_ITEM(last, i));
-        if (value == NULL)
-            Py_CLEAR(values);
-        else {
-            PyTuple_SET_ITEM(values, i, value);
+        if (set_item(values, i, value))
             before[i] = column;
-        }
+        else
+            Py_CLEAR(values);
     }
     const int is_appended = values != NULL && PyList_Append(rows, values) == 0;
     Py_XDECREF(values);
     return is_appended ? 1 : -1;
 }
 
-PyDoc_STRVAR(rows_in_copy_doc,
-    "rows_in_copy(types, data)\n--\n\n"
-    "Rows in the binary form of COPY, a tuple each; ``types`` has an i for each column of integers, a t for one of\n"
-    "texts. None where they are no such rows.");
-
+/* rows_in_copy(types, data): rows in the binary form of COPY, a tuple each; ``types`` has an i for each column of
+ * integers, a t for one of texts. None where they are no such rows. */
 static PyObject *rows_in_copy(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
     Text types, data, before[COPIED_COLUMNS_MAX] = {{NULL, 0}};
     if (count != 2 || !bytes_of(args[0], &types) || !bytes_of(args[1], &data) || types.count > COPIED_COLUMNS_MAX)
         Py_RETURN_NONE;
-    Entries entries = {.at = (const unsigned char *)data.bytes, .end = (const unsigned char *)data.bytes + data.count};
+    Entries entries = {.rest = cursor_of(data)};
     PyObject *rows = PyList_New(0);
     int found = rows == NULL ? -1 : 1;
     while (found > 0)
         found = append_copied(&entries, types, before, rows);
-    if (found == 0)
-        return rows;
-    Py_XDECREF(rows);
-    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_UnicodeDecodeError))
-        return NULL;
-    PyErr_Clear();
-    Py_RETURN_NONE;
+    if (found < 0 && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError))
+        PyErr_Clear();
+    return answer_of(rows, found == 0);
 }
 
 /* --- as lines of a bundle: ledger.bundle.rows */
 
 static int after(Entries *entries, const char *wanted, size_t count)
 {
-    if ((size_t)(entries->end - entries->at) < count || memcmp(entries->at, wanted, count) != 0)
+    if ((size_t)(entries->rest.end - entries->rest.at) < count || memcmp(entries->rest.at, wanted, count) != 0)
         return 0;
-    entries->at += count;
+    entries->rest.at += count;
     return 1;
 }
 
@@ -1828,13 +1601,13 @@ static unsigned char unescaped_of(unsigned char letter)
  * escape of four digits. */
 static int next_text(Entries *entries, Text *text)
 {
-    const unsigned char *from = entries->at;
+    const unsigned char *from = entries->rest.at;
     unsigned char *to = NULL, *const begin = entries->unescaped_at;
-    for (const unsigned char *at = from; at < entries->end; at++) {
+    for (const unsigned char *at = from; at < entries->rest.end; at++) {
         if (*at == '"') {
             *text = to == NULL ? (Text){(const char *)from, at - from} : (Text){(const char *)begin, to - begin};
             entries->unescaped_at = to == NULL ? begin : to;
-            entries->at = at + 1;
+            entries->rest.at = at + 1;
             return 1;
         }
         if (*at < 0x20)
@@ -1844,7 +1617,7 @@ static int next_text(Entries *entries, Text *text)
                 memcpy(begin, from, (size_t)(at - from));
                 to = begin + (at - from);
             }
-            if (++at == entries->end || (*to++ = unescaped_of(*at)) == 0)
+            if (++at == entries->rest.end || (*to++ = unescaped_of(*at)) == 0)
                 return 0;
         }
         else if (to != NULL)
@@ -1862,16 +1635,12 @@ static int next_text_or_null(Entries *entries, Text *text)
 /* A whole number from 0 to 2^53 - 1. */
 static int next_count(Entries *entries, long long *number)
 {
-    const unsigned char *first = entries->at;
-    *number = 0;
-    while (entries->at < entries->end && *entries->at >= '0' && *entries->at <= '9' && *number <= INTEGER_MAX)
-        *number = 10 * *number + (*entries->at++ - '0');
-    return entries->at > first && *number <= INTEGER_MAX && (*first != '0' || entries->at == first + 1);
+    return skips_number(&entries->rest, number) && *number >= 0;
 }
 
 static int next_in_lines(Entries *entries, Entry *entry)
 {
-    if (entries->at == entries->end)
+    if (entries->rest.at == entries->rest.end)
         return 0;
     return AFTER(entries, "{\"action\":\"") && next_text(entries, &entry->action)
             && AFTER(entries, ",\"chain_link\":\"") && next_text(entries, &entry->link)
@@ -1891,15 +1660,13 @@ static int next_in_lines(Entries *entries, Entry *entry)
             /* It outlives the line, so it must stand there as it is; a link does that is the entry's own, as no digit is
              * spelt with an escape. */
             && (const unsigned char *)entry->hlc.bytes >= entries->start
-            && (const unsigned char *)entry->hlc.bytes < entries->end
+            && (const unsigned char *)entry->hlc.bytes < entries->rest.end
         ? 1 : -1;
 }
 
-PyDoc_STRVAR(entries_in_lines_doc,
-    "entries_in_lines(prefix, first_seq, prev_raw, prev_link, stop_seq, to_mark, sees_all, lines, at, tenant)\n--\n\n"
-    "What lines of a bundle come to from that byte on, which are UTF-8; tenant as JSON. None where they are not all\n"
-    "canonical, or not all in order.");
-
+/* entries_in_lines(prefix, first_seq, prev_raw, prev_link, stop_seq, to_mark, sees_all, lines, at, tenant): what
+ * lines of a bundle come to from that byte on, which are UTF-8; tenant as JSON. None where they are not all
+ * canonical, or not all in order. */
 static PyObject *entries_in_lines(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
     Text lines, tenant;
@@ -1907,9 +1674,9 @@ static PyObject *entries_in_lines(PyObject *Py_UNUSED(module), PyObject *const *
     if (count != KNOWN + 3 || !bytes_of(args[KNOWN], &lines) || !number_of(args[KNOWN + 1], &at) || at < 0
         || at > lines.count || !bytes_of(args[KNOWN + 2], &tenant))
         Py_RETURN_NONE;
-    Entries entries = {.next = next_in_lines, .start = (const unsigned char *)lines.bytes, .tenant = tenant};
-    entries.at = entries.start + at;
-    entries.end = entries.start + lines.count;
+    Entries entries = {.next = next_in_lines, .start = (const unsigned char *)lines.bytes, .rest = cursor_of(lines),
+                       .tenant = tenant};
+    entries.rest.at += at;
     entries.unescaped = entries.unescaped_at = PyMem_RawMalloc((size_t)(lines.count - at) + 1);
     if (entries.unescaped == NULL)
         return PyErr_NoMemory();
@@ -1957,7 +1724,6 @@ static int text_at(const Array *array, long long row, int may_be_null, Text *tex
 
 static int next_in_columns(Entries *entries, Entry *entry)
 {
-    enum { SEQ, T_HLC, PHYSICAL, LOGICAL, NODE, JOB, ACTION, VERSION, PREV, LINK, DIGEST, PAYLOAD, ORIGIN };
     const Array *arrays = entries->arrays;
     const long long row = entries->row;
     if (row == entries->rows)
@@ -1985,11 +1751,9 @@ static int buffer_of(PyObject *value, Py_buffer *view)
     return 0;
 }
 
-PyDoc_STRVAR(entries_in_columns_doc,
-    "entries_in_columns(prefix, first_seq, prev_raw, prev_link, stop_seq, to_mark, sees_all, rows, columns)\n--\n\n"
-    "What rows in columns of Arrow come to, each (validity, values, offsets, first): integers of 64 bits, whose offsets\n"
-    "are None, or texts, in the order of ENTRY_COLUMNS. None where they are not all in order.");
-
+/* entries_in_columns(prefix, first_seq, prev_raw, prev_link, stop_seq, to_mark, sees_all, rows, columns): what rows
+ * in columns of Arrow come to, each (validity, values, offsets, first): integers of 64 bits, whose offsets are None,
+ * or texts, in the order of ENTRY_COLUMNS. None where they are not all in order. */
 static PyObject *entries_in_columns(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
     enum { VALIDITY, VALUES, OFFSETS, BUFFERS };
@@ -2032,10 +1796,8 @@ static PyObject *entries_in_columns(PyObject *Py_UNUSED(module), PyObject *const
 
 /* --- the form of entries: ledger.chain.form ----------------------------------------------------------------------- */
 
-PyDoc_STRVAR(are_well_formed_doc,
-    "are_well_formed(t_hlcs, job_ids, actions, payloads, origins)\n--\n\n"
-    "True where each of these entries of version 2 has the form of an entry; None where the twin must be asked.");
-
+/* are_well_formed(t_hlcs, job_ids, actions, payloads, origins): true where each of these entries of version 2 has
+ * the form of an entry; None where the twin must be asked. */
 static PyObject *are_well_formed(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
     enum { T_HLC, JOB, ACTION, PAYLOAD, ORIGIN, COLUMNS };
@@ -2061,20 +1823,20 @@ static PyObject *are_well_formed(PyObject *Py_UNUSED(module), PyObject *const *a
 /* --- the module --------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
-    {"signatures_made", signatures_made, METH_VARARGS, signatures_made_doc},
-    {"leaves_of_entries", (PyCFunction)(void (*)(void))leaves_of_entries, METH_FASTCALL, leaves_of_entries_doc},
-    {"paired", paired, METH_O, paired_doc},
-    {"block_leaves", (PyCFunction)(void (*)(void))block_leaves, METH_FASTCALL, block_leaves_doc},
-    {"merged_leaves", merged_leaves, METH_O, merged_leaves_doc},
-    {"piece_roots", (PyCFunction)(void (*)(void))piece_roots, METH_FASTCALL, piece_roots_doc},
-    {"canonical", canonical, METH_O, canonical_doc},
-    {"new_rows", (PyCFunction)(void (*)(void))new_rows, METH_FASTCALL, new_rows_doc},
-    {"event_lines", (PyCFunction)(void (*)(void))event_lines, METH_FASTCALL, event_lines_doc},
-    {"entries_in_copy", (PyCFunction)(void (*)(void))entries_in_copy, METH_FASTCALL, entries_in_copy_doc},
-    {"rows_in_copy", (PyCFunction)(void (*)(void))rows_in_copy, METH_FASTCALL, rows_in_copy_doc},
-    {"entries_in_lines", (PyCFunction)(void (*)(void))entries_in_lines, METH_FASTCALL, entries_in_lines_doc},
-    {"entries_in_columns", (PyCFunction)(void (*)(void))entries_in_columns, METH_FASTCALL, entries_in_columns_doc},
-    {"are_well_formed", (PyCFunction)(void (*)(void))are_well_formed, METH_FASTCALL, are_well_formed_doc},
+    METHOD(signatures_made, signatures_made, METH_VARARGS),
+    METHOD(leaves_of_entries, leaves_of_entries, METH_FASTCALL),
+    METHOD(paired, paired, METH_O),
+    METHOD(block_leaves, block_leaves, METH_FASTCALL),
+    METHOD(merged_leaves, merged_leaves, METH_O),
+    METHOD(piece_roots, piece_roots, METH_FASTCALL),
+    METHOD(canonical, canonical, METH_O),
+    METHOD(new_rows, new_rows, METH_FASTCALL),
+    METHOD(event_lines, event_lines, METH_FASTCALL),
+    METHOD(entries_in_copy, entries_in_copy, METH_FASTCALL),
+    METHOD(rows_in_copy, rows_in_copy, METH_FASTCALL),
+    METHOD(entries_in_lines, entries_in_lines, METH_FASTCALL),
+    METHOD(entries_in_columns, entries_in_columns, METH_FASTCALL),
+    METHOD(are_well_formed, are_well_formed, METH_FASTCALL),
     {NULL, NULL, 0, NULL},
 };
 

@@ -58,6 +58,16 @@ static inline int bytes_of(PyObject *value, Text *text)
     return 1;
 }
 
+static inline uint32_t u32_at(const unsigned char *at)
+{
+    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
+
+static inline uint64_t u64_at(const unsigned char *at)
+{
+    return (uint64_t)u32_at(at) << 32 | u32_at(at + 4);
+}
+
 static inline unsigned char *put_u32(unsigned char *at, uint32_t value)
 {
     for (int shift = 24; shift >= 0; shift -= 8)
@@ -86,6 +96,18 @@ static inline PyObject *answer_of(PyObject *found, int is_whole)
         return NULL;
     Py_RETURN_NONE;
 }
+
+/* Puts a new reference into a list or a tuple; 0 where it is NULL. */
+static inline int set_item(PyObject *items, Py_ssize_t at, PyObject *value)
+{
+    if (value != NULL && PyList_CheckExact(items))
+        PyList_SET_ITEM(items, at, value);
+    else if (value != NULL)
+        PyTuple_SET_ITEM(items, at, value);
+    return value != NULL;
+}
+
+#define METHOD(name, function, flags) {#name, (PyCFunction)(void (*)(void))function, flags, NULL}
 
 /* Columns of one batch, as many values of one as of the other. */
 typedef struct {

@@ -171,11 +171,6 @@ static double seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-static uint32_t u32_at(const unsigned char *at)
-{
-    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
-}
-
 static void seal(unsigned char *record, size_t length)
 {
     put_u32(record, crc32_on(0, record + LENGTH_AT, length - LENGTH_AT));
@@ -190,31 +185,19 @@ typedef struct {
 
 enum { IS_SOUND, IS_REFUSED, IS_RAISED };
 
-static int integer_of(PyObject *value, long long *number)
-{
-    int overflow;
-    if (!PyLong_Check(value)) {
-        PyErr_SetString(PyExc_TypeError, "an HLC and a type are made of integers");
-        return 0;
-    }
-    *number = PyLong_AsLongLongAndOverflow(value, &overflow);
-    if (overflow != 0)
-        *number = -1; /* which no field may be */
-    return 1;
-}
-
 /* A record that may follow one of this HLC. */
 static int record_of(const Queue *queue, PyObject *hlc, PyObject *type, PyObject *payload, long long physical,
                      long long logical, Record *record)
 {
-    if (!PyTuple_Check(hlc) || PyTuple_GET_SIZE(hlc) != 3 || !PyUnicode_Check(PyTuple_GET_ITEM(hlc, 2))
+    if (!PyTuple_Check(hlc) || PyTuple_GET_SIZE(hlc) != 3 || !PyLong_Check(PyTuple_GET_ITEM(hlc, 0))
+        || !PyLong_Check(PyTuple_GET_ITEM(hlc, 1)) || !PyUnicode_Check(PyTuple_GET_ITEM(hlc, 2)) || !PyLong_Check(type)
         || !PyBytes_Check(payload)) {
         PyErr_SetString(PyExc_TypeError, "a record is an HLC, a type and bytes");
         return IS_RAISED;
     }
-    if (!integer_of(PyTuple_GET_ITEM(hlc, 0), &record->physical)
-        || !integer_of(PyTuple_GET_ITEM(hlc, 1), &record->logical) || !integer_of(type, &record->type))
-        return IS_RAISED;
+    if (!number_of(PyTuple_GET_ITEM(hlc, 0), &record->physical)
+        || !number_of(PyTuple_GET_ITEM(hlc, 1), &record->logical) || !number_of(type, &record->type))
+        return IS_REFUSED;
     record->payload = (Text){PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload)};
     PyObject *node = PyTuple_GET_ITEM(hlc, 2);
     if (record->physical < 0 || record->logical < 0 || record->logical > UINT32_MAX || record->type < 1
@@ -345,13 +328,7 @@ static int enqueue(Queue *queue, const Record *records, Py_ssize_t count, long l
     return found;
 }
 
-static PyObject *lsn_or_none(int found, long long lsn)
-{
-    return answer_of(found == IS_SOUND ? PyLong_FromLongLong(lsn) : NULL, found == IS_SOUND);
-}
-
-PyDoc_STRVAR(append_doc, "append(hlc, type, payload)\n--\n\nAs wal.queue.Queue.append.");
-
+/* append(hlc, type, payload): as wal.queue.Queue.append. */
 static PyObject *append(Queue *queue, PyObject *const *args, Py_ssize_t count)
 {
     Record record;
@@ -364,11 +341,10 @@ static PyObject *append(Queue *queue, PyObject *const *args, Py_ssize_t count)
     int found = record_of(queue, args[0], args[1], args[2], queue->last_physical, queue->last_logical, &record);
     if (found == IS_SOUND)
         found = enqueue(queue, &record, 1, RECORD_HEADER_BYTES + record.payload.count, &lsn);
-    return lsn_or_none(found, lsn);
+    return answer_of(PyLong_FromLongLong(lsn), found == IS_SOUND);
 }
 
-PyDoc_STRVAR(append_all_doc, "append_all(records)\n--\n\nAs wal.queue.Queue.append_all.");
-
+/* append_all(records): as wal.queue.Queue.append_all. */
 static PyObject *append_all(Queue *queue, PyObject *values)
 {
     PyObject *kept = PySequence_Fast(values, "records are a sequence");
@@ -401,7 +377,7 @@ static PyObject *append_all(Queue *queue, PyObject *values)
         found = enqueue(queue, records, count, bytes, &lsn);
     PyMem_Free(records);
     Py_DECREF(kept);
-    return lsn_or_none(found, lsn);
+    return answer_of(PyLong_FromLongLong(lsn), found == IS_SOUND);
 }
 
 /* --- the file: without the interpreter's lock --------------------------------------------------------------------- */
@@ -450,8 +426,7 @@ static int wake(int fd)
 /* Sleep until so many are queued, or to be woken, or for that long. The lock is held, but while it sleeps. */
 static void sleep_for(Queue *queue, long long records, double until_s)
 {
-    struct timespec until;
-    until.tv_sec = (time_t)until_s;
+    struct timespec until = {.tv_sec = (time_t)until_s};
     until.tv_nsec = (long)((until_s - (double)until.tv_sec) * 1e9);
     queue->wanted = records;
     pthread_cond_timedwait(&queue->changed, &queue->lock, &until);
@@ -567,10 +542,9 @@ static void sum(Queue *queue, Taken *taken)
 
 typedef struct {
     int file;
-    off_t offset, end, small_end;
-    long long small;
-    const char *path;
-    uint64_t inode;
+    long long offset, end, small_end, small;
+    PyObject *path; /* kept by the caller's arguments */
+    unsigned long long inode;
     double until_s;
     long long size; /* of the batch that has no room */
     int is_named, is_open;
@@ -593,7 +567,7 @@ static int commit(Queue *queue, Segment *segment, Taken *taken, double *sync_s)
     const int failed = write_pieces(segment->file, queue->pieces, taken->pieces, segment->offset);
     if (failed != 0)
         return failed;
-    segment->offset += BATCH_RECORD_BYTES + (off_t)taken->bytes;
+    segment->offset += BATCH_RECORD_BYTES + taken->bytes;
     __atomic_store_n(&queue->written_lsn, (long long)last_lsn, __ATOMIC_RELEASE);
     const int failed_wake = wake(queue->shipper_fd);
     if (failed_wake != 0)
@@ -604,7 +578,7 @@ static int commit(Queue *queue, Segment *segment, Taken *taken, double *sync_s)
             return errno;
     *sync_s = seconds() - began_s;
     struct stat found;
-    segment->is_named = stat(segment->path, &found) == 0 && found.st_ino == segment->inode;
+    segment->is_named = stat(PyBytes_AS_STRING(segment->path), &found) == 0 && found.st_ino == segment->inode;
     return 0;
 }
 
@@ -637,8 +611,8 @@ static int announce(Queue *queue, const Taken *taken, double sync_s)
 static int prepare(Segment *segment, long long size)
 {
     static char zeros[AHEAD_BYTES]; /* never written to */
-    const off_t offset = segment->offset, start = segment->small_end > offset ? segment->small_end : offset;
-    off_t end = offset + (offset < AHEAD_BYTES ? offset : AHEAD_BYTES);
+    const long long offset = segment->offset, start = segment->small_end > offset ? segment->small_end : offset;
+    long long end = offset + (offset < AHEAD_BYTES ? offset : AHEAD_BYTES);
     if (end > segment->end)
         end = segment->end;
     if (size > segment->small || offset < AHEAD_FROM_BYTES || offset + AHEAD_BATCHES * size <= segment->small_end
@@ -693,28 +667,18 @@ static int write_on(Queue *queue, Segment *segment)
     }
 }
 
-PyDoc_STRVAR(write_batches_doc,
-    "write_batches(descriptor, offset, path, inode, end, small_end, small_bytes, until_s)\n--\n\n"
-    "Write batches into a segment, as wal.log.AppendSpace says, until Python is needed: at a time, for a batch without space,\n"
-    "or at the end. Each that was taken is on the disk then: (the offset behind the last batch, the end of the space that\n"
-    "was written ahead, bytes that the next batch wants or 0, whether the path still is of this inode, whether more may\n"
-    "come). Other threads run meanwhile.");
-
+/* write_batches(descriptor, offset, path, inode, end, small_end, small_bytes, until_s): write batches into a
+ * segment, as wal.log.AppendSpace says, until Python is needed: at a time, for a batch without space, or at the end.
+ * Each that was taken is on the disk then: (the offset behind the last batch, the end of the space that was written
+ * ahead, bytes that the next batch wants or 0, whether the path still is of this inode, whether more may come).
+ * Other threads run meanwhile. */
 static PyObject *write_batches(Queue *queue, PyObject *args)
 {
     Segment segment = {.is_named = 1, .is_open = 1};
-    PyObject *path;
-    long long offset, end, small_end;
-    unsigned long long inode;
-    if (!PyArg_ParseTuple(args, "iLSKLLLd", &segment.file, &offset, &path, &inode, &end, &small_end,
-                          &segment.small, &segment.until_s))
-        return NULL;
-    segment.offset = (off_t)offset;
-    segment.end = (off_t)end;
-    segment.small_end = (off_t)small_end;
-    segment.inode = (uint64_t)inode;
-    segment.path = PyBytes_AS_STRING(path); /* kept by the caller's arguments */
     int failed;
+    if (!PyArg_ParseTuple(args, "iLSKLLLd", &segment.file, &segment.offset, &segment.path, &segment.inode, &segment.end,
+                          &segment.small_end, &segment.small, &segment.until_s))
+        return NULL;
     Py_BEGIN_ALLOW_THREADS
     failed = write_on(queue, &segment);
     Py_END_ALLOW_THREADS
@@ -722,14 +686,12 @@ static PyObject *write_batches(Queue *queue, PyObject *args)
         errno = failed;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    return Py_BuildValue("(LLLOO)", (long long)segment.offset, (long long)segment.small_end, segment.size,
-                         segment.is_named ? Py_True : Py_False, segment.is_open ? Py_True : Py_False);
+    return Py_BuildValue("(LLLOO)", segment.offset, segment.small_end, segment.size, segment.is_named ? Py_True : Py_False, segment.is_open ? Py_True : Py_False);
 }
 
 /* --- the rest: with the interpreter's lock ------------------------------------------------------------------------ */
 
-PyDoc_STRVAR(take_durable_doc, "take_durable()\n--\n\nAs wal.queue.Queue.take_durable.");
-
+/* take_durable(): as wal.queue.Queue.take_durable. */
 static PyObject *take_durable(Queue *queue, PyObject *Py_UNUSED(ignored))
 {
     pthread_mutex_lock(&queue->lock);
@@ -743,19 +705,14 @@ static PyObject *take_durable(Queue *queue, PyObject *Py_UNUSED(ignored))
     if (batches == NULL)
         return PyErr_NoMemory();
     PyObject *found = PyList_New((Py_ssize_t)count);
-    for (size_t i = 0; i < count && found != NULL; i++) {
-        PyObject *batch = Py_BuildValue("(LdL)", batches[i].lsn, batches[i].sync_s, batches[i].entries);
-        if (batch == NULL)
+    for (size_t i = 0; i < count && found != NULL; i++)
+        if (!set_item(found, (Py_ssize_t)i, Py_BuildValue("(LdL)", batches[i].lsn, batches[i].sync_s, batches[i].entries)))
             Py_CLEAR(found);
-        else
-            PyList_SET_ITEM(found, (Py_ssize_t)i, batch);
-    }
     PyMem_RawFree(batches);
     return found;
 }
 
-PyDoc_STRVAR(state_doc, "state()\n--\n\nAs wal.queue.Queue.state.");
-
+/* state(): as wal.queue.Queue.state. */
 static PyObject *state(Queue *queue, PyObject *Py_UNUSED(ignored))
 {
     pthread_mutex_lock(&queue->lock);
@@ -765,8 +722,7 @@ static PyObject *state(Queue *queue, PyObject *Py_UNUSED(ignored))
     return Py_BuildValue("(LLLLL)", next, durable, bytes, physical, logical);
 }
 
-PyDoc_STRVAR(close_doc, "close()\n--\n\nAs wal.queue.Queue.close.");
-
+/* close(): as wal.queue.Queue.close. */
 static PyObject *close_queue(Queue *queue, PyObject *Py_UNUSED(ignored))
 {
     pthread_mutex_lock(&queue->lock);
@@ -777,8 +733,7 @@ static PyObject *close_queue(Queue *queue, PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(expect_doc, "expect(entries)\n--\n\nAs wal.queue.Queue.expect.");
-
+/* expect(entries): as wal.queue.Queue.expect. */
 static PyObject *expect(Queue *queue, PyObject *value)
 {
     const long long entries = PyLong_AsLongLong(value);
@@ -858,11 +813,6 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
 
 /* --- batches from elsewhere: without the interpreter's lock -------------------------------------------------------- */
 
-static uint64_t u64_at(const unsigned char *at)
-{
-    return (uint64_t)u32_at(at) << 32 | u32_at(at + 4);
-}
-
 static int is_summed(const unsigned char *record, size_t length)
 {
     return u32_at(record) == crc32_on(0, record + LENGTH_AT, length - LENGTH_AT);
@@ -913,10 +863,8 @@ static uint64_t last_lsn_of(const unsigned char *at, size_t bytes, uint64_t lsn,
     return lsn - 1;
 }
 
-PyDoc_STRVAR(check_batches_doc,
-    "check_batches(data, first_lsn, node_hash)\n--\n\n"
-    "The last LSN of the batches that data is; None where its twin must be asked. Other threads run meanwhile.");
-
+/* check_batches(data, first_lsn, node_hash): the last LSN of the batches that data is; None where its twin must be
+ * asked. Other threads run meanwhile. */
 static PyObject *check_batches(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer data;
@@ -932,7 +880,7 @@ static PyObject *check_batches(PyObject *Py_UNUSED(module), PyObject *args)
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&data);
-    return answer_of(last_lsn > 0 ? PyLong_FromUnsignedLongLong(last_lsn) : NULL, last_lsn > 0);
+    return answer_of(PyLong_FromUnsignedLongLong(last_lsn), last_lsn > 0);
 }
 
 /* Wait until the socket has something to read: 0, or IS_LATE, or minus errno. */
@@ -953,8 +901,6 @@ static int await_bytes(int socket, double timeout_s)
 }
 
 /* --- the module --------------------------------------------------------------------------------------------------- */
-
-#define METHOD(name, function, flags) {#name, (PyCFunction)(void (*)(void))function, flags, name##_doc}
 
 #include "_stream.h"
 #include "_shipping.h"

@@ -20,7 +20,7 @@
 
 typedef struct {
     int socket, error; /* what errno was, or IS_CLOSED */
-    uint64_t acked_lsn, timed_lsn;
+    unsigned long long acked_lsn, timed_lsn;
     double timed_since_s, took_s; /* since when an Ack of timed_lsn is waited for; how long the last took, or -1 */
     long long under_way;          /* bytes */
     int is_received;
@@ -32,9 +32,8 @@ typedef struct {
 typedef struct {
     Queue *queue;
     int epoll, wake_fd, file, enough, is_any;
-    uint64_t epoch, sent_lsn, committed_lsn, settled_lsn, reported_lsn, durable_lsn;
-    off_t offset;
-    long long sent_bytes, under_way_max;
+    unsigned long long epoch, sent_lsn, committed_lsn, settled_lsn, reported_lsn, durable_lsn;
+    long long offset, sent_bytes, under_way_max;
     double until_s;
     int needs_python, is_news;
     Member members[MEMBERS_MAX];
@@ -90,11 +89,7 @@ static void begin_append(Shipping *shipping)
     at = put_uint(put_uint(at, shipping->epoch), shipping->sent_lsn);
     at = put_uint(put_uint(put_uint(at, shipping->epoch), shipping->committed_lsn), shipping->settled_lsn);
     shipping->head_bytes = (size_t)(at - head);
-    head[FRAME_PREFIX_BYTES] = APPEND_KIND;
-    put_u32(head + FRAME_PREFIX_BYTES + 1, (uint32_t)(shipping->head_bytes - FRAME_HEAD_AT));
-    put_u32(head, (uint32_t)(shipping->head_bytes - LENGTH_AT + shipping->batch_bytes));
-    const uint32_t crc = crc32_on(0, head + FRAME_PREFIX_BYTES, shipping->head_bytes - FRAME_PREFIX_BYTES);
-    put_u32(head + LENGTH_AT, crc32_on(crc, shipping->queue->shipped, shipping->batch_bytes));
+    seal_frame(head, shipping->head_bytes, APPEND_KIND, shipping->queue->shipped, shipping->batch_bytes);
 }
 
 /* Send the batch behind what was sent to everybody; 0 when Python is needed. */
@@ -129,7 +124,7 @@ static int ship_batch(Shipping *shipping, uint64_t written_lsn)
     }
     shipping->sent_lsn = last_lsn;
     shipping->sent_bytes += (long long)shipping->batch_bytes;
-    shipping->offset += (off_t)shipping->batch_bytes;
+    shipping->offset += (long long)shipping->batch_bytes;
     return is_sent;
 }
 
@@ -137,11 +132,9 @@ static int ship_batch(Shipping *shipping, uint64_t written_lsn)
 static uint64_t acked_of(const unsigned char *frame, size_t whole, uint64_t epoch)
 {
     uint64_t of_epoch, lsn;
-    if (whole < FRAME_HEAD_AT || frame[FRAME_PREFIX_BYTES] != ACK_KIND
-        || u32_at(frame + FRAME_PREFIX_BYTES + 1) != whole - FRAME_HEAD_AT
-        || u32_at(frame + LENGTH_AT) != crc32_on(0, frame + FRAME_PREFIX_BYTES, whole - FRAME_PREFIX_BYTES))
+    const unsigned char *at = frame + FRAME_HEAD_AT, *const end = head_end_of(frame, whole, ACK_KIND);
+    if (end != frame + whole)
         return 0;
-    const unsigned char *at = frame + FRAME_HEAD_AT, *const end = frame + whole;
     at = take_uint(take_uint(take_array(at, end, 2), end, &of_epoch), end, &lsn);
     return at == end && of_epoch == epoch && lsn <= INT64_MAX ? lsn : 0;
 }
@@ -234,66 +227,47 @@ static void ship_on(Shipping *shipping)
     }
 }
 
-PyDoc_STRVAR(ship_doc,
-    "ship(epoll, wake_fd, members, epoch, sent_lsn, committed_lsn, settled_lsn, file, offset, enough, is_any, reported_lsn,\n"
-    "     under_way_max, until_s)\n--\n\n"
-    "As wal.native.Ship says. Other threads run meanwhile.");
-
+/* ship(epoll, wake_fd, members, epoch, sent_lsn, committed_lsn, settled_lsn, file, offset, enough, is_any,
+ * reported_lsn, under_way_max, until_s): as wal.native.Ship says. Other threads run meanwhile. */
 static PyObject *ship(Queue *queue, PyObject *args)
 {
     Shipping shipping = {.queue = queue};
     PyObject *members;
-    unsigned long long epoch, sent, committed, settled, told;
-    long long offset;
-    if (!PyArg_ParseTuple(args, "iiO!KKKKiLipKLd", &shipping.epoll, &shipping.wake_fd, &PyList_Type, &members, &epoch, &sent,
-                          &committed, &settled, &shipping.file, &offset, &shipping.enough, &shipping.is_any, &told,
+    if (!PyArg_ParseTuple(args, "iiO!KKKKiLipKLd", &shipping.epoll, &shipping.wake_fd, &PyList_Type, &members,
+                          &shipping.epoch, &shipping.sent_lsn, &shipping.committed_lsn, &shipping.settled_lsn,
+                          &shipping.file, &shipping.offset, &shipping.enough, &shipping.is_any, &shipping.reported_lsn,
                           &shipping.under_way_max, &shipping.until_s))
         return NULL;
     if (PyList_GET_SIZE(members) > MEMBERS_MAX)
         return PyErr_Format(PyExc_ValueError, "more than %d members", MEMBERS_MAX);
     for (; shipping.count < PyList_GET_SIZE(members); shipping.count++) {
         Member *const member = &shipping.members[shipping.count];
-        unsigned long long acked, timed;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(members, shipping.count), "iKLKd", &member->socket, &acked,
-                              &member->under_way, &timed, &member->timed_since_s))
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(members, shipping.count), "iKLKd", &member->socket, &member->acked_lsn,
+                              &member->under_way, &member->timed_lsn, &member->timed_since_s))
             return NULL;
-        member->acked_lsn = acked;
-        member->timed_lsn = timed;
         member->took_s = -1;
     }
-    shipping.epoch = epoch;
-    shipping.sent_lsn = sent;
-    shipping.committed_lsn = committed;
-    shipping.settled_lsn = settled;
-    shipping.reported_lsn = told;
-    shipping.offset = (off_t)offset;
     Py_BEGIN_ALLOW_THREADS
     ship_on(&shipping);
     Py_END_ALLOW_THREADS
     PyObject *answers = PyList_New(shipping.count);
     for (int i = 0; i < shipping.count && answers != NULL; i++) {
         const Member *const member = &shipping.members[i];
-        PyObject *const frame = member->unsent == 0 ? PyBytes_FromStringAndSize(NULL, 0)
-                                                    : PyBytes_FromStringAndSize(NULL, (Py_ssize_t)member->unsent);
+        PyObject *const frame = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)member->unsent);
         if (frame != NULL && member->unsent > 0) {
             const size_t of_batch = member->unsent < shipping.batch_bytes ? member->unsent : shipping.batch_bytes;
             const size_t of_head = member->unsent - of_batch;
             put(put((unsigned char *)PyBytes_AS_STRING(frame), shipping.head + shipping.head_bytes - of_head, of_head),
                 queue->shipped + shipping.batch_bytes - of_batch, of_batch);
         }
-        PyObject *const each = frame == NULL ? NULL
-            : Py_BuildValue("(KOy#NiKdd)", (unsigned long long)member->acked_lsn,
-                            member->is_received ? Py_True : Py_False, (const char *)member->others_bytes,
-                            (Py_ssize_t)member->others, frame, member->error, (unsigned long long)member->timed_lsn,
-                            member->timed_since_s, member->took_s);
-        if (each == NULL)
+        if (!set_item(answers, i,
+                      Py_BuildValue("(KOy#NiKdd)", member->acked_lsn, member->is_received ? Py_True : Py_False,
+                                    (const char *)member->others_bytes, (Py_ssize_t)member->others, frame,
+                                    member->error, member->timed_lsn, member->timed_since_s, member->took_s)))
             Py_CLEAR(answers);
-        else
-            PyList_SET_ITEM(answers, i, each);
     }
     if (answers == NULL)
         return NULL;
-    return Py_BuildValue("(OKLLKKN)", shipping.needs_python ? Py_True : Py_False, (unsigned long long)shipping.sent_lsn,
-                         shipping.sent_bytes, (long long)shipping.offset, (unsigned long long)shipping.durable_lsn,
-                         (unsigned long long)reach_of(&shipping), answers);
+    return Py_BuildValue("(OKLLKKN)", shipping.needs_python ? Py_True : Py_False, shipping.sent_lsn, shipping.sent_bytes,
+                         shipping.offset, shipping.durable_lsn, (unsigned long long)reach_of(&shipping), answers);
 }

@@ -70,6 +70,27 @@ static const unsigned char *take_array(const unsigned char *at, const unsigned c
     return at != NULL && at < end && *at == (0x90 | count) ? at + 1 : NULL;
 }
 
+/* Fill in kind, lengths and CRC of a frame whose head is so long; behind it comes this batch. */
+static void seal_frame(unsigned char *head, size_t head_bytes, unsigned char kind, const unsigned char *batch, size_t size)
+{
+    head[FRAME_PREFIX_BYTES] = kind;
+    put_u32(head + FRAME_PREFIX_BYTES + 1, (uint32_t)(head_bytes - FRAME_HEAD_AT));
+    put_u32(head, (uint32_t)(head_bytes - LENGTH_AT + size));
+    const uint32_t crc = crc32_on(0, head + FRAME_PREFIX_BYTES, head_bytes - FRAME_PREFIX_BYTES);
+    put_u32(head + LENGTH_AT, crc32_on(crc, batch, size));
+}
+
+/* Whether a whole frame has this kind, a head that fits it, and its CRC; the end of the head. */
+static const unsigned char *head_end_of(const unsigned char *frame, size_t whole, unsigned char kind)
+{
+    if (whole < FRAME_HEAD_AT || frame[FRAME_PREFIX_BYTES] != kind)
+        return NULL;
+    const size_t head = u32_at(frame + FRAME_PREFIX_BYTES + 1);
+    return head <= whole - FRAME_HEAD_AT
+            && u32_at(frame + LENGTH_AT) == crc32_on(0, frame + FRAME_PREFIX_BYTES, whole - FRAME_PREFIX_BYTES)
+        ? frame + FRAME_HEAD_AT + head : NULL;
+}
+
 /* --- what is taken -------------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -81,13 +102,9 @@ typedef struct {
 /* Whether the frame is an Append with one batch, all of it sound; what it says. */
 static int appended_of(const unsigned char *frame, size_t whole, const unsigned char *node_hash, Appended *found)
 {
-    if (whole < FRAME_HEAD_AT || frame[FRAME_PREFIX_BYTES] != APPEND_KIND)
+    const unsigned char *at = frame + FRAME_HEAD_AT, *const end = head_end_of(frame, whole, APPEND_KIND);
+    if (end == NULL)
         return 0;
-    const size_t head = u32_at(frame + FRAME_PREFIX_BYTES + 1);
-    if (head > whole - FRAME_HEAD_AT
-        || u32_at(frame + LENGTH_AT) != crc32_on(0, frame + FRAME_PREFIX_BYTES, whole - FRAME_PREFIX_BYTES))
-        return 0;
-    const unsigned char *at = frame + FRAME_HEAD_AT, *const end = at + head;
     at = take_uint(take_array(at, end, 5), end, &found->epoch);
     at = take_uint(take_array(at, end, 2), end, &found->previous_epoch);
     at = take_uint(at, end, &found->previous_lsn);
@@ -95,7 +112,7 @@ static int appended_of(const unsigned char *frame, size_t whole, const unsigned 
     at = take_uint(at, end, &found->committed_lsn);
     at = take_uint(at, end, &found->settled_lsn);
     found->batch = end;
-    found->size = whole - FRAME_HEAD_AT - head;
+    found->size = (size_t)(frame + whole - end);
     if (at != end || found->committed_lsn > INT64_MAX || found->settled_lsn > INT64_MAX
         || found->previous_lsn >= INT64_MAX || found->size < BATCH_RECORD_BYTES
         || u32_at(end + RECORD_HEADER_BYTES + 16) != found->size - BATCH_RECORD_BYTES)
@@ -167,19 +184,13 @@ static int take_frame(Stream *stream, const unsigned char *frame, size_t whole, 
     *at++ = 0x92;
     at = put_uint(put_uint(at, append.epoch), append.last_lsn);
     *ack_bytes = (size_t)(at - ack);
-    ack[FRAME_PREFIX_BYTES] = ACK_KIND;
-    put_u32(ack + FRAME_PREFIX_BYTES + 1, (uint32_t)(*ack_bytes - FRAME_HEAD_AT));
-    put_u32(ack, (uint32_t)(*ack_bytes - LENGTH_AT));
-    put_u32(ack + LENGTH_AT, crc32_on(0, ack + FRAME_PREFIX_BYTES, *ack_bytes - FRAME_PREFIX_BYTES));
+    seal_frame(ack, *ack_bytes, ACK_KIND, NULL, 0);
     return 1;
 }
 
-PyDoc_STRVAR(serve_doc,
-    "serve(socket, buffer, idle_s, frame_s)\n--\n\n"
-    "Take Appends while they come one behind the other: each is durable, and then acknowledged. Ends with what is\n"
-    "Python's: (bytes of it in the buffer, what of an answer is still to be sent, whether time was up). Other threads\n"
-    "run meanwhile.");
-
+/* serve(socket, buffer, idle_s, frame_s): take Appends while they come one behind the other: each is durable, and
+ * then acknowledged. Ends with what is Python's: (bytes of it in the buffer, what of an answer is still to be sent,
+ * whether time was up). Other threads run meanwhile. */
 static PyObject *serve(Stream *stream, PyObject *args)
 {
     int socket, ended = 0;
@@ -223,11 +234,9 @@ static PyObject *serve(Stream *stream, PyObject *args)
 
 /* --- lending and taking back: with the interpreter's lock ----------------------------------------------------------- */
 
-PyDoc_STRVAR(lend_doc,
-    "lend(epoch, tail_lsn, committed_lsn, settled_lsn, node_hash, room, noted_lsn, wal_id, note)\n--\n\n"
-    "Let the stream go on with a log, all of it durable, that ends so, in this wal.log.AppendSpace; and\n"
-    "with the note of what is committed, a descriptor.");
-
+/* lend(epoch, tail_lsn, committed_lsn, settled_lsn, node_hash, room, noted_lsn, wal_id, note): let the stream go on
+ * with a log, all of it durable, that ends so, in this wal.log.AppendSpace; and with the note of what is committed,
+ * a descriptor. */
 static PyObject *lend(Stream *stream, PyObject *args)
 {
     Lent log = {.is_lent = 1, .is_named = 1};
@@ -252,12 +261,9 @@ static PyObject *lend(Stream *stream, PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(take_back_doc,
-    "take_back(timeout_s)\n--\n\n"
-    "The stream takes nothing more: (offset behind the last batch, its LSN, LSNs committed, settled and noted, whether\n"
-    "the segment has its name). None when a disk holds it up for longer; for ever where the time is below 0. An OSError\n"
-    "is what a write or a sync ended with. Other threads run meanwhile.");
-
+/* take_back(timeout_s): the stream takes nothing more: (offset behind the last batch, its LSN, LSNs committed,
+ * settled and noted, whether the segment has its name). None when a disk holds it up for longer; for ever where the
+ * time is below 0. An OSError is what a write or a sync ended with. Other threads run meanwhile. */
 static PyObject *take_back(Stream *stream, PyObject *value)
 {
     const double timeout_s = PyFloat_AsDouble(value);
@@ -286,9 +292,8 @@ static PyObject *take_back(Stream *stream, PyObject *value)
         errno = failed;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    return Py_BuildValue("(LKKKKO)", was.offset, was.tail_lsn,
-                         was.committed_lsn, was.settled_lsn,
-                         was.noted_lsn, was.is_named ? Py_True : Py_False);
+    return Py_BuildValue("(LKKKKO)", was.offset, was.tail_lsn, was.committed_lsn, was.settled_lsn, was.noted_lsn,
+                         was.is_named ? Py_True : Py_False);
 }
 
 static void stream_dealloc(Stream *stream)

@@ -7,12 +7,10 @@
  * again behind it.
  */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "../../../ledger/_native.h"
 
 #include <math.h>
 #include <stddef.h>
-#include <string.h>
 #include <structmember.h>
 
 #define PLACES_MIN 64
@@ -157,8 +155,7 @@ static int come(Places *places, double timeout_s)
     return !(places->ends_s < places->looks_at_s) || look_at(places, places->ends_s);
 }
 
-PyDoc_STRVAR(reached_doc, "reached(lsn, timeout_s=inf, /)\n--\n\nAs app.runtime.state.node.PythonPlaces.");
-
+/* reached(lsn, timeout_s=inf, /): as app.runtime.state.node.PythonPlaces. */
 static PyObject *reached(Places *places, PyObject *const *args, Py_ssize_t count)
 {
     if (count < 1 || count > 2) {
@@ -189,8 +186,7 @@ static PyObject *reached(Places *places, PyObject *const *args, Py_ssize_t count
     return future;
 }
 
-PyDoc_STRVAR(want_doc, "want(lsn)\n--\n\nAs app.runtime.state.node.PythonPlaces.");
-
+/* want(lsn): as app.runtime.state.node.PythonPlaces. */
 static PyObject *want(Places *places, PyObject *value)
 {
     const long long lsn = PyLong_AsLongLong(value);
@@ -199,8 +195,7 @@ static PyObject *want(Places *places, PyObject *value)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(advance_doc, "advance(lsn)\n--\n\nAs app.runtime.state.node.PythonPlaces.");
-
+/* advance(lsn): as app.runtime.state.node.PythonPlaces. */
 static PyObject *advance(Places *places, PyObject *value)
 {
     const long long lsn = PyLong_AsLongLong(value);
@@ -230,8 +225,7 @@ static PyObject *advance(Places *places, PyObject *value)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(leave_doc, "leave()\n--\n\nAs app.runtime.state.node.PythonPlaces.");
-
+/* leave(): as app.runtime.state.node.PythonPlaces. */
 static PyObject *leave(Places *places, PyObject *Py_UNUSED(ignored))
 {
     const Py_ssize_t count = places->count;
@@ -248,8 +242,7 @@ static PyObject *leave(Places *places, PyObject *Py_UNUSED(ignored))
     return found;
 }
 
-PyDoc_STRVAR(overdue_doc, "overdue(now_s)\n--\n\nAs app.runtime.state.node.PythonPlaces.");
-
+/* overdue(now_s): as app.runtime.state.node.PythonPlaces. */
 static PyObject *overdue(Places *places, PyObject *value)
 {
     const double now_s = PyFloat_AsDouble(value);
@@ -274,13 +267,8 @@ static PyObject *overdue(Places *places, PyObject *value)
     int is_whole = next_s == Py_HUGE_VAL || look_at(places, next_s);
     PyObject *found = is_whole ? PyList_New(lates) : NULL;
     for (Py_ssize_t i = 0; i < lates; i++) {
-        if (found != NULL) {
-            PyObject *row = Py_BuildValue("(LdO)", late[i].lsn, late[i].timeout_s, late[i].future);
-            if (row != NULL)
-                PyList_SET_ITEM(found, i, row);
-            else
-                Py_CLEAR(found);
-        }
+        if (found != NULL && !set_item(found, i, Py_BuildValue("(LdO)", late[i].lsn, late[i].timeout_s, late[i].future)))
+            Py_CLEAR(found);
         Py_DECREF(late[i].future);
     }
     PyMem_Free(late);
@@ -338,8 +326,6 @@ static int places_init(Places *places, PyObject *args, PyObject *Py_UNUSED(keywo
     places->lsn = places->wanted_lsn = lsn;
     return 0;
 }
-
-#define METHOD(name, function, flags) {#name, (PyCFunction)(void (*)(void))function, flags, name##_doc}
 
 static PyMethodDef places_methods[] = {
     METHOD(reached, reached, METH_FASTCALL),
