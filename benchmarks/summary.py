@@ -13,7 +13,7 @@ import asyncio
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -109,13 +109,17 @@ async def _fill(database_url: str) -> None:
     try:
         numbers = random.Random(1)
         for first in range(0, JOBS, JOBS_AT_ONCE):
-            rows = [(TENANT, *row) for row in _rows(numbers, range(first, first + JOBS_AT_ONCE))]
+            rows = _piece(numbers, range(first, first + JOBS_AT_ONCE))
             async with connection.transaction():
                 expect(await job_table.add(connection, rows), "a job is there already")
             await asyncio.sleep(0)
         await connection.execute("VACUUM (ANALYZE) scheduler.job_figures")
     finally:
         await connection.close()
+
+
+async def _piece(numbers: random.Random, jobs: range) -> AsyncIterator[list[tuple[Any, ...]]]:
+    yield [(TENANT, *row) for row in _rows(numbers, jobs)]
 
 
 def _rows(numbers: random.Random, jobs: range) -> Iterator[tuple[Any, ...]]:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise, takewhile
 from typing import Any, Final, NamedTuple
@@ -39,7 +39,7 @@ import orjson
 
 from ledger.facts.statuses import FAILED, TIMED_OUT
 from ledger.machines.job_search import SEARCHED, texts_of
-from ledger.machines.jobs import JobState, dcs_of
+from ledger.machines.jobs import JobState
 
 HOUR_MS: Final = 3_600_000
 PERIODS_HOURS: Final = (1, 24, 768)
@@ -117,23 +117,34 @@ def figure_of(state: JobState, status: str, fields: Collection[str] = ()) -> str
     """The figure of a job of this status, whose tenant is searched by ``fields``."""
     if (created := state.created) is None:
         return None
-    at_ms = created.order[0] if created.traced_ms is None else created.traced_ms
-    hour = min(max(at_ms // HOUR_MS, 0), HOUR_MAX)
-    dcs = [*created.assigned_dcs]
-    if state.accepted or len(dcs) != 1 or not dcs[0] or kept(dcs[0]) != dcs[0]:
-        dcs = sorted({kept(dc) for dc in dcs_of(state) if dc})
+    hour, dcs = _hour(created.order[0], created.traced_ms), _dcs(created.assigned_dcs, state.accepted)
     error = None
     if state.end is not None and status in FAILURES:
         text = state.end.outcome.get("error")
         error = kept(text) if isinstance(text, str) else None
     if not fields:
-        return _figure(hour, created.traced_ms is not None, (*dcs,), error)
+        return _figure(hour, created.traced_ms is not None, dcs, error)
     found = {
         counted_name(field): sorted({kept(text) for text in texts_of(state, (*field.split("."),))})
         for field in sorted(fields)
         if field.startswith(SEARCHED)
     }
     return _json([hour, int(created.traced_ms is not None), dcs, error, found])
+
+
+def figure_of_new(physical_ms: int, traced_ms: int | None, assigned_dcs: Sequence[str]) -> str:
+    """The figure of a job that was only created, at this HLC, whose tenant is searched by no fields."""
+    return _figure(_hour(physical_ms, traced_ms), traced_ms is not None, _dcs(assigned_dcs, ()), None)
+
+
+def _hour(physical_ms: int, traced_ms: int | None) -> int:
+    return min(max((physical_ms if traced_ms is None else traced_ms) // HOUR_MS, 0), HOUR_MAX)
+
+
+def _dcs(assigned: Sequence[str], accepted: Collection[str]) -> tuple[str, ...]:
+    if not accepted and len(assigned) == 1 and assigned[0] and kept(assigned[0]) == assigned[0]:
+        return (assigned[0],)
+    return (*sorted({kept(dc) for dc in (*assigned, *accepted) if dc}),)
 
 
 class Figure(NamedTuple):

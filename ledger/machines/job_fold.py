@@ -161,7 +161,11 @@ def seqs_of(state: JobState) -> list[int]:
 def creator_of(state: JobState) -> str | None:
     """The principal that created the job, by which it is listed; None if it is unknown or private, or if an edited
     payload holds no name."""
-    actor = state.created.actor if state.created is not None else None
+    return None if state.created is None else creator_named(state.created.actor)
+
+
+def creator_named(actor: Any) -> str | None:
+    """The principal that a creation names, as ``creator_of``."""
     is_name = actor.__class__ is str and 0 < len(actor) <= CREATOR_CHARACTERS_MAX and actor.isprintable()
     return actor if is_name else None
 
@@ -341,16 +345,17 @@ def _take_created(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, 
 
 
 def _created(order: Order, payload: Mapping[str, Any]) -> Created:
-    assigned = payload.get("assigned_dcs")
-    if assigned.__class__ is not list or not all(dc.__class__ is str for dc in assigned):
-        assigned = []
-    said = payload.get(ACTOR), traced_ms(payload), payload.get(TRACEPARENT)
-    return Created(order, payload.get("spec", {}), assigned, *said)
+    said = payload.get(ACTOR), traced_ms(payload.get("trace_time")), payload.get(TRACEPARENT)
+    return Created(order, payload.get("spec", {}), assigned_dcs(payload.get("assigned_dcs")), *said)
 
 
-def traced_ms(payload: Mapping[str, Any]) -> int | None:
-    """The time of an event in a trace that its payload carries; None if it carries none."""
-    seconds: Any = payload.get("trace_time")
+def assigned_dcs(value: Any) -> list[str]:
+    """The data centres that a creation assigns; an edited payload may hold any value."""
+    return value if value.__class__ is list and all(dc.__class__ is str for dc in value) else []
+
+
+def traced_ms(seconds: Any) -> int | None:
+    """The ``trace_time`` of an event in milliseconds; None if it carries none."""
     is_time = seconds.__class__ in (int, float) and abs(seconds) <= TRACE_SECONDS_MAX
     return int(seconds * 1000 + (0.5 if seconds > 0 else -0.5)) if is_time else None
 
@@ -368,7 +373,7 @@ def _take_ended(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, An
     else:
         name = "error" if action == "FAIL" else "timeout_type"
         outcome = {"error": payload[name]} if name in payload else {}
-    fold.end = End(rank, action, outcome, traced_ms(payload))
+    fold.end = End(rank, action, outcome, traced_ms(payload.get("trace_time")))
 
 
 def _take_of_dc(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
@@ -378,7 +383,7 @@ def _take_of_dc(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, An
     if EVENTS_BY_ACTION[action].part is Part.ACKNOWLEDGEMENT:
         _raise_rank(fold.ack, dc, rank)
     else:
-        _take_accepted(fold, dc, rank, traced_ms(payload))
+        _take_accepted(fold, dc, rank, traced_ms(payload.get("trace_time")))
 
 
 def _take_accepted(fold: JobFold, dc: str, rank: Rank, at_ms: int | None) -> None:

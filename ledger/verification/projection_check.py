@@ -15,7 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import starmap
 from typing import Any, Final, NamedTuple
 
-from ledger.machines import job_figures, job_search, jobs
+import msgspec
+
+from ledger.decoding import decoder_of
+from ledger.facts.statuses import SUBMITTED
+from ledger.machines import job_figures, job_fold, job_search, jobs
 from ledger.machines.exclusions import COUNT_ALL, Exclusions
 from ledger.machines.job_fold import JobFold
 from ledger.machines.jobs import JobState
@@ -95,6 +99,36 @@ def job_row(state: JobState, fields: Sequence[str] = ()) -> tuple[Any, ...]:
     run_ms = None if run_ms is None else min(run_ms, job_figures.RUN_MS_MAX)
     figure = job_figures.figure_of(state, status, fields)
     return state.job_id, status, physical, logical, node, creator, state.last_seq, ended_ms, run_ms, figure, seqs
+
+
+class _Creation(msgspec.Struct, gc=False):
+    """The members of a creation of which the row of a new job is made."""
+
+    assigned_dcs: Any = None
+    actor: Any = None
+    trace_time: Any = None
+
+
+_creation: Final = decoder_of(_Creation).decode
+
+
+def new_job_row(entry: Sequence[Any]) -> tuple[Any, ...] | None:
+    """As ``job_row``, for a job with one entry, its creation, that counts; the tenant is searched by no fields. None if
+    the entry was edited into one that must be folded."""
+    job_id, seq, physical, logical, node, _, digest, payload, _ = entry
+    try:
+        created = _creation(payload)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+        return None
+    if not (
+        job_id.__class__ is node.__class__ is digest.__class__ is str
+        and seq.__class__ is physical.__class__ is logical.__class__ is int
+    ):
+        return None
+    traced_ms = job_fold.traced_ms(created.trace_time)
+    figure = job_figures.figure_of_new(physical, traced_ms, job_fold.assigned_dcs(created.assigned_dcs))
+    creator = job_fold.creator_named(created.actor)
+    return job_id, SUBMITTED, physical, logical, node, creator, seq, None, None, figure, [seq]
 
 
 def stored_form(state: JobState, fields: Sequence[str] = ()) -> StoredJob:

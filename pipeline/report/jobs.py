@@ -243,7 +243,7 @@ def _row(
         hlc,
         digest,
         _fields(given),
-        traced_ms(given),
+        traced_ms(given.get("trace_time")),
         shown_text(given, "requestor"),
         shown_text(given, "reason"),
         shown_text(given, {"FAIL": "error", "TIMEOUT": "timeout_type"}.get(action, "")),

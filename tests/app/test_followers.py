@@ -223,14 +223,30 @@ async def test_a_row_that_is_stored_again_is_all_that_was_stored_last(superuser:
         assert await table(superuser) == [(*row[:-1], seqs_text(row[-1]))]
 
 
+async def in_pieces(*pieces: list[tuple[Any, ...]]) -> AsyncIterator[list[tuple[Any, ...]]]:
+    """Rows of new jobs as the follower makes them."""
+    for piece in pieces:
+        yield piece
+
+
 async def test_rows_of_new_jobs_are_added_together_or_not_at_all(superuser: asyncpg.Connection) -> None:
     first, second = (
         ("acme", f"job-{n}", "SUBMITTED", n, 0, "node-a", None, n, None, None, "[0,0,[]]", [n]) for n in (1, 2)
     )
-    assert await job_table.add(superuser, [first])
+    assert await job_table.add(superuser, in_pieces([first]))
     async with superuser.transaction():
-        assert not await job_table.add(superuser, [second, first])
+        assert not await job_table.add(superuser, in_pieces([second], [first]))
         assert [row[1] for row in await table(superuser)] == ["job-1"]
+
+
+async def test_texts_of_new_jobs_are_stored_as_they_are(superuser: asyncpg.Connection) -> None:
+    texts = ("job-\t1", "SUBMITTED", 9, 0, "node\\N\r", "c:\\i", 1, 7, 5, '[0,0,["\\"\n"]]', [1, 3])
+    rows: list[tuple[Any, ...]] = [
+        ("acme", *texts),
+        ("acme", "job-2", "SUBMITTED", 9, 0, "n", None, 2, None, None, "[0,0,[]]", [2]),
+    ]
+    assert await job_table.add(superuser, in_pieces(rows))
+    assert await table(superuser) == [(*row[:-1], seqs_text(row[-1])) for row in rows]
 
 
 async def test_a_job_that_is_created_again_among_new_ones_is_what_all_its_entries_give(

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ledger import canonical
@@ -28,7 +28,8 @@ from ledger.machines.job_fold import (
     creation_of,
     creator_of,
 )
-from ledger.machines.jobs import JobFold, JobState, said_of_row, seqs_of, status, view
+from ledger.machines.jobs import JobFold, JobState, folded, said_of_row, seqs_of, status, view
+from ledger.verification.projection_check import job_row, new_job_row
 from tests.ledger.job_facts import event_fact, fact_of, merge
 
 JOB = "use1-1704931200000-gate42-00001"
@@ -469,6 +470,31 @@ def test_a_job_that_is_only_created_has_the_state_that_folding_gives(entry: Entr
     folding = JobFold(JOB)
     folding.add(*entry)
     assert created_state(JOB, *entry[1:]) == folding.state()
+
+
+@given(
+    st.one_of(
+        st.dictionaries(
+            st.sampled_from(["fence_token", "spec", "assigned_dcs", "actor", "trace_time", "traceparent"]),
+            json_values | st.lists(st.text(max_size=3) | st.text(min_size=128), max_size=3) | st.floats(-1e12, 1e12),
+        ).map(lambda payload: orjson.dumps(payload).decode()),
+        json_values.map(lambda value: orjson.dumps(value).decode()),
+        st.text(),
+    )
+)
+@example('{"actor":"a","actor":"b"}')
+@example('{"\\u0061ctor":"a","assigned_dcs":["use1",""]}')
+def test_the_row_of_a_job_that_is_only_created_is_that_of_its_fold(payload: str) -> None:
+    entry = (JOB, 7, 1704931200000, 0, "node-a", "ENQUEUE", "00", payload, None)
+    state = folded(JOB, None, [entry])
+    assert state is not None
+    assert new_job_row(entry) in (None, job_row(state))
+
+
+def test_the_row_of_a_job_that_is_only_created_is_made_without_a_fold() -> None:
+    payload = '{"actor":"ci","assigned_dcs":["use1"],"fence_token":1,"spec":{"n":1},"trace_time":3600.5}'
+    row = new_job_row((JOB, 7, 1704931200000, 2, "node-a", "ENQUEUE", "00", payload, None))
+    assert row == (JOB, "SUBMITTED", 1704931200000, 2, "node-a", "ci", 7, None, None, '[1,1,["use1"]]', [7])
 
 
 # --- odd payloads ---------------------------------------------------------------------------------

@@ -15,14 +15,14 @@ folded: a fold that is interrupted, as by a timeout, resumes there the next time
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import asyncpg
 
 from app.runtime.tasks import keep_newest
-from app.store.chaining import dropped
+from app.store.chaining import copied, dropped
 from app.store.departed import departed
 from app.store.exclusions import FOLDED_AT, newest_statement, own_log, read_statements, statement_rows
 from app.store.following import EMPTY_TIMEOUT_S, Place
@@ -282,20 +282,51 @@ async def rows_of(connection: Connection, tenant_id: str, job_ids: Sequence[str]
     ]
 
 
-async def add(connection: Connection, rows: Sequence[tuple[object, ...]]) -> bool:
+async def add(connection: Connection, pieces: AsyncIterator[Sequence[tuple[Any, ...]]]) -> bool:
     """Add rows of (tenant, ``*JOB_COLUMNS``) of new jobs, and count them; returns whether all were. If one of the jobs
-    has a row, none is added."""
+    has a row, none is added. PostgreSQL stores a piece while the next is made."""
+    counted = Counter[job_figures.Counted]()
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for rows in pieces:
+            counted.update(map(_COUNTED, rows))
+            yield _lines(rows)
+
     try:
         async with connection.transaction():
-            added = await connection.copy_records_to_table(
-                "jobs", schema_name="scheduler", columns=("tenant_id", *JOB_COLUMNS), records=rows
+            added = await connection.copy_to_table(
+                "jobs", schema_name="scheduler", columns=("tenant_id", *JOB_COLUMNS), source=lines()
             )
     except asyncpg.UniqueViolationError:
         return False
-    if added != f"COPY {len(rows)}":
+    if copied(added) != counted.total():
         return False
-    await job_figures.move(connection, Counter(map(_COUNTED, rows)))
+    await job_figures.move(connection, counted)
     return True
+
+
+_NULL: Final = r"\N"
+_ESCAPED: Final = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
+
+
+def _lines(rows: Sequence[tuple[Any, ...]]) -> bytes:
+    """Rows in COPY's text form."""
+    text = _joined(rows)
+    # Counted once for all rows: nearly none has a character that COPY reads otherwise.
+    nulls, columns = sum(row.count(None) for row in rows), 1 + len(JOB_COLUMNS)
+    if text.count("\\") != nulls or text.count("\t") + text.count("\n") != columns * len(rows) or "\r" in text:
+        text = _joined([[v.translate(_ESCAPED) if isinstance(v, str) else v for v in row] for row in rows])
+    return text.encode()
+
+
+def _joined(rows: Iterable[Sequence[Any]]) -> str:
+    return "".join(
+        [
+            f"{tenant_id}\t{job_id}\t{status}\t{physical}\t{logical}\t{node}\t{_NULL if creator is None else creator}"
+            f"\t{seq}\t{_NULL if end is None else end}\t{_NULL if run is None else run}\t{figure}\t{seqs_text(seqs)}\n"
+            for tenant_id, job_id, status, physical, logical, node, creator, seq, end, run, figure, seqs in rows
+        ]
+    )
 
 
 async def store(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:

@@ -49,13 +49,13 @@ from ledger.errors import ChainDamagedError, LedgerError
 from ledger.positions import Lsn
 from ledger.verification.verdict import Break, damaged
 
-ENTRIES_A_TURN = 2000
+ENTRIES_A_TURN = 4000
 """Most entries that are followed in one transaction."""
 TENANTS_A_TURN = 64
 """Most tenants that are followed in one transaction."""
 COLLECT_S = 0.1
 """How long committed entries are collected before they are followed, unless a reader waits for them."""
-RUSH_ENTRIES = ENTRIES_A_TURN
+RUSH_ENTRIES = 2000
 """Entries collected, or waiting to be chained, above which following waits: chaining gets the whole processor, and a
 job with several of these entries is written once."""
 RUSH_S = 2.0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -24,12 +25,14 @@ from ledger.machines.job_fold import CREATION
 from ledger.machines.job_search import terms_of
 from ledger.machines.jobs import JobState
 from ledger.positions import Lsn
-from ledger.verification.projection_check import job_row
+from ledger.verification.projection_check import job_row, new_job_row
 
 CACHED_JOBS_MAX = 50_000
 """Job states kept in memory, so that a job with frequent events is not read back each time."""
 TURN_S = 0.0005
 """Time of the event loop that folding takes before others go first."""
+ROWS_A_PIECE = 256
+"""Rows of new jobs that are made and sent before others go first."""
 BUILT_AT_ONCE = 500
 """Jobs older than the declared search fields whose terms are added in one turn."""
 CONFLICTS_LOGGED_MAX = 10
@@ -37,6 +40,8 @@ CONFLICTS_LOGGED_MAX = 10
 DOUBTED_MAX = 10_000
 """Jobs with false rows that wait to be rewritten; others are found again when they are read."""
 
+
+_NONE_KNOWN: Final[Mapping[str, Any]] = {}
 
 log = structlog.get_logger()
 
@@ -62,11 +67,17 @@ class Turn:
     declared: dict[str, SearchFields] = field(default_factory=dict)
     """The search fields of tenants that declared some."""
     states: dict[JobKey, JobState] = field(default_factory=dict)
-    """New states of jobs."""
+    """New states of jobs, but of those in ``created``."""
+    created: dict[JobKey, FollowedEntry] = field(default_factory=dict)
+    """New jobs that have one entry, their creation: most are not folded before they have a second."""
     in_conflict: list[JobKey] = field(default_factory=list)
     """Jobs that its entries brought into conflict."""
     rewritten: list[JobKey] = field(default_factory=list)
     """Jobs whose false rows are rewritten."""
+
+    def is_plain(self, tenant_id: str) -> bool:
+        """Whether rows of this tenant's jobs follow from their entries alone."""
+        return tenant_id not in self.exclusions and tenant_id not in self.declared
 
     def exclusions_seq(self, tenant_id: str) -> int:
         """Seq of the newest statement that decides about this chain, 0 without one."""
@@ -83,17 +94,19 @@ class JobTable:
         count_conflicts: Callable[[int], object] = lambda count: None,
         floor_of: commitments.FloorOf = commitments.nothing_left,
     ) -> None:
-        """``on_followed`` gets new states of jobs once they are committed, and by tenant the LSN up to which they cover
-        the records of this node. ``log_origin`` is that of this ledger's logs. ``count_conflicts`` gets the number of
-        jobs that new entries brought into conflict. ``floor_of`` gives what is promised at the floor of a chain."""
+        """``on_followed`` gets new states of jobs once they are committed, but not of those that are only created, and
+        by tenant the LSN up to which they cover the records of this node. ``log_origin`` is that of this ledger's logs.
+        ``count_conflicts`` gets the number of jobs that new entries brought into conflict. ``floor_of`` gives what is
+        promised at the floor of a chain."""
         self._on_followed = on_followed
         self._log_origin = log_origin
         self._count_conflicts = count_conflicts
         self._floor_of = floor_of
         self._counted_seqs: dict[str, int] = {}
         """By tenant, the seq up to which conflicts were counted: a table that is rewritten meets them again."""
-        self._known: dict[str, dict[str, JobState]] = {}
-        """By tenant and job, states as of the last turn; valid only while no other node follows the tenant."""
+        self._known: dict[str, dict[str, JobState | FollowedEntry]] = {}
+        """By tenant and job, states as of the last turn, or the creation that is all of the job; valid only while no
+        other node follows the tenant."""
         self._known_with: dict[str, int] = {}
         """By tenant, seq of the newest deciding statement with which these states were folded."""
         self._known_from: dict[str, int] = {}
@@ -150,18 +163,12 @@ class JobTable:
                 if entry.action in jobs.ABOUT_JOBS and isinstance(entry.job_id, str):
                     facts[tenant_id, entry.job_id].append(entry)
         turn.rewritten = [job for job in self._doubted if job[0] in turn.after]
-        before = {
-            job: state
-            for job in (*facts, *turn.rewritten)
-            if (state := self._known.get(job[0], {}).get(job[1])) is not None
-        }
+        before = {job: state for job in (*facts, *turn.rewritten) if (state := self._known_state(*job)) is not None}
         # A job whose first new entry creates it is nearly always new. If one has a row, none of these rows is stored.
-        new = {job: facts[job] for job in facts if facts[job][0].action == CREATION and job not in before}
-        if new and not turn.rewritten:
-            states = await _folded_onto({}, new, turn)
-            if await store.add(connection, _rows(turn, states)):
-                turn.states |= states
-        touched = sorted({*turn.rewritten, *facts}.difference(turn.states))
+        new = {job: entries for job, entries in facts.items() if entries[0].action == CREATION and job not in before}
+        if new and not turn.rewritten and not await store.add(connection, _new_rows(new, turn)):
+            turn.states, turn.created = {}, {}
+        touched = sorted({*turn.rewritten, *facts}.difference(turn.states, turn.created))
         unknown = [job for job in touched if job not in before and turn.after[job[0]]]
         before |= await _folded(connection, turn, [JobSpan(*job, to_seq=turn.after[job[0]]) for job in unknown])
         states = await _folded_onto(before, {job: facts.get(job, ()) for job in touched}, turn)
@@ -172,6 +179,10 @@ class JobTable:
             if state.others and self._is_new_conflict(job, state, before.get(job)):
                 turn.in_conflict.append(job)
         await _follow_terms(connection, turn, before)
+
+    def _known_state(self, tenant_id: str, job_id: str) -> JobState | None:
+        known = self._known.get(tenant_id, _NONE_KNOWN).get(job_id)
+        return jobs.folded(job_id, None, [known]) if isinstance(known, FollowedEntry) else known
 
     async def _seed(self, connection: Connection, tenant_id: str, after_seq: int) -> int:
         """Store what entries promise that are leaving or have left, where the table is not behind them. Returns up to
@@ -191,8 +202,9 @@ class JobTable:
     def taken(self, turn: Turn) -> None:
         """The turn was committed: keep its states in memory; beyond the bound whole tenants are evicted."""
         self._known_with |= {tenant_id: turn.exclusions_seq(tenant_id) for tenant_id in turn.exclusions}
-        for (tenant_id, job_id), state in turn.states.items():
-            self._known.setdefault(tenant_id, {})[job_id] = state
+        taken: dict[JobKey, JobState | FollowedEntry] = {**turn.states, **turn.created}
+        for (tenant_id, job_id), known in taken.items():
+            self._known.setdefault(tenant_id, {})[job_id] = known
         while sum(map(len, self._known.values())) > CACHED_JOBS_MAX:
             del self._known[next(iter(self._known))]
         self._on_followed(turn.states, turn.covered_lsn)
@@ -220,6 +232,28 @@ def _rows(turn: Turn, states: Mapping[JobKey, JobState]) -> list[tuple[Any, ...]
     """Rows of (tenant, ``*JOB_COLUMNS``)."""
     fields = {tenant_id: declared.fields for tenant_id, declared in turn.declared.items()}
     return [(job[0], *job_row(state, fields.get(job[0], ()))) for job, state in states.items()]
+
+
+async def _new_rows(new: Mapping[JobKey, Sequence[FollowedEntry]], turn: Turn) -> AsyncIterator[list[tuple[Any, ...]]]:
+    """Rows of new jobs, in pieces; puts into ``turn`` what these jobs are."""
+    fields = {tenant_id: declared.fields for tenant_id, declared in turn.declared.items()}
+    rows: list[tuple[Any, ...]] = []
+    for (tenant_id, job_id), entries in new.items():
+        row = new_job_row(entries[0]) if len(entries) == 1 and turn.is_plain(tenant_id) else None
+        if row is not None:
+            turn.created[tenant_id, job_id] = entries[0]
+        else:
+            state = jobs.folded(job_id, None, entries, turn.exclusions.get(tenant_id, COUNT_ALL))
+            if state is None or state.created is None:
+                continue
+            turn.states[tenant_id, job_id] = state
+            row = job_row(state, fields.get(tenant_id, ()))
+        rows.append((tenant_id, *row))
+        if len(rows) == ROWS_A_PIECE:
+            yield rows
+            await asyncio.sleep(0)
+            rows = []
+    yield rows
 
 
 async def _folded_onto(
