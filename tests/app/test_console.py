@@ -206,7 +206,7 @@ def test_who_has_an_account_at_the_issuer_signs_in_there_and_goes_on_where_he_wa
 
 PLACES = {
     "": "Everything holds",
-    f"?tenant={TENANT}&days=0": f"Jobs of {TENANT}",
+    f"?tenant={TENANT}&hours=0": f"Jobs of {TENANT}",
     "ledger": "Everything holds",
     "tenants": "Tenants",
     f"tenant/{TENANT}": f"Tenant {TENANT}",
@@ -271,6 +271,88 @@ def test_all_pages_are_named_in_one_column_beside_the_page(console: Console) -> 
         assert shown is not None
         assert beside["x"] + beside["width"] <= shown["x"]
         assert beside["y"] + beside["height"] <= 600, "none is out of sight"
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+FOCUSED = "(({ labels, textContent }) => labels?.[0]?.firstChild.textContent ?? textContent)(document.activeElement)"
+
+
+def tab_to(page: Page, text: str, presses_max: int) -> None:
+    """Press Tab until what has the focus is, or is labelled, ``text``; fails after ``presses_max``."""
+    seen = []
+    for _ in range(presses_max):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate(FOCUSED))
+        if seen[-1] == text:
+            return
+    raise AssertionError(f"no {text!r} among {seen}")
+
+
+def test_what_failed_in_the_night_why_and_who_cancelled_is_found_with_a_keyboard_alone(console: Console) -> None:
+    ada = {"Authorization": f"Bearer {console.issue('ada', 'write', 'read')['token']}"}
+    failed, cancelled = {"tenant_id": "night", "type": "JobFailed"}, {"tenant_id": "night", "reason": "wrong input"}
+    for number in range(8):
+        body = {**job("night", f"job-{number}"), "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+        console.api.post("/v1/jobs", json=body).raise_for_status()
+    for number, error in ((1, "OOMKilled"), (2, "disk full"), (3, "OOMKilled")):
+        console.api.post(f"/v1/jobs/job-{number}/events", json={**failed, "error": error}).raise_for_status()
+    late = {"tenant_id": "night", "type": "JobTimedOut", "timeout_type": "stuck"}
+    console.api.post("/v1/jobs/job-4/events", json=late).raise_for_status()
+    console.api.post("/v1/jobs/job-5/cancel", json=cancelled, headers=ada).raise_for_status()
+    acked = {"tenant_id": "night", "type": "JobCancellationAcked", "dc_id": "use1", "workflows_cancelled": 0}
+    console.api.post("/v1/jobs/job-5/events", json={**acked, "durability": "GLOBAL"}).raise_for_status()
+
+    # The last hour: a period is chosen key by key, and stays chosen.
+    page = console.load("?tenant=night")
+    tab_to(page, "Skip to content", 1)
+    page.keyboard.press("Enter")
+    tab_to(page, "Period", 2)
+    for hours in (24, 1):
+        page.keyboard.press("ArrowUp")
+        expect(page).to_have_url(re.compile(f"hours={hours}$"))
+        expect(page.get_by_label("Period")).to_be_focused()
+    expect(page.locator(".tiles li")).to_have_text(["8jobs", "3submitted", "1cancelled", "3failed", "1timed out"])
+
+    # All that failed, with their errors; then those with one error, and the first of them.
+    tab_to(page, "All that failed, the last to end first", 16)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("rowheader")).to_have_text(["job-4", "job-3", "job-2", "job-1"])
+    expect(page.get_by_role("row").filter(has_text="job-2")).to_contain_text("disk full")
+    expect(page.get_by_label("Status")).to_have_value("FAILED TIMED_OUT")
+    page.go_back()
+    expect(page.get_by_role("table", name="By error")).to_be_visible()
+    expect(page.get_by_role("heading", name="Jobs of night")).to_be_focused()
+    tab_to(page, "OOMKilled", 20)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("rowheader")).to_have_text(["job-3", "job-1"])
+    expect(page.get_by_role("heading", name="Jobs", exact=True)).to_be_focused()
+    tab_to(page, "Skip to the jobs", 1)
+    assert barriers(page) == []
+    page.keyboard.press("Enter")
+    tab_to(page, "job-3", 1)
+    page.keyboard.press("Enter")
+
+    # Its timeline, its receipt, its trace.
+    expect(page.get_by_role("heading", name="job-3")).to_be_focused()
+    expect(page.locator(".timeline > li")).to_have_count(2)
+    expect(page.locator(".timeline > li").last).to_contain_text("OOMKilled")
+    tab_to(page, "Download the receipt", 2)
+    with page.expect_download() as downloading:
+        page.keyboard.press("Enter")
+    assert downloading.value.suggested_filename == "job-3.receipt.json"
+    tab_to(page, "Its spans", 6)
+    assert page.evaluate("document.activeElement.href") == f"https://jaeger.example/trace/{TRACE}"
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("rowheader")).to_have_count(8)
+
+    # Who cancelled one, and why.
+    tab_to(page, "Skip to the jobs", 1)
+    page.keyboard.press("Enter")
+    tab_to(page, "job-5", 3)
+    page.keyboard.press("Enter")
+    expect(page.locator("dl")).to_contain_text(re.compile(r"Cancelled\d\d:\d\d:\d\d by adawrong input"))
+    assert barriers(page) == []
 
 
 def test_a_phone_has_the_pages_behind_a_button_that_says_whether_it_is_open(console: Console) -> None:
@@ -347,7 +429,7 @@ def test_the_first_page_says_what_runs_what_failed_how_long_when_and_how_the_led
     expect(page.locator(".bars rect")).to_have_count(3)
     expect(page.locator(".banner")).to_contain_text("Nothing waits to be chained")
     page.get_by_label("Period").select_option("the last 24 hours")
-    expect(page).to_have_url(re.compile("tenant=figures&days=1$"))
+    expect(page).to_have_url(re.compile("tenant=figures&hours=24$"))
     page.get_by_role("link", name="1 failed").click()
     expect(page.get_by_role("rowheader")).to_have_text(["run-2"])
 
@@ -390,7 +472,7 @@ def test_figures_that_cannot_be_read_again_are_said_to_be_old(console: Console) 
     page = console.sign_in(page=context.new_page())
     expect(page.get_by_text("Signed in as root")).to_be_visible()
     page.clock.install()
-    console.go(f"?tenant={TENANT}&days=0", page)
+    console.go(f"?tenant={TENANT}&hours=0", page)
     expect(page.locator(".tiles li").first).to_be_visible()
     context.set_offline(True)
     page.clock.fast_forward(6000)
@@ -496,7 +578,7 @@ def test_a_report_is_made_and_downloaded_and_its_tables_are_never_wider_than_the
     assert downloading.value.suggested_filename == "reported.report.html"
     file = tmp_path / "report.html"
     downloading.value.save_as(file)
-    page = console.go("?tenant=reported&days=0")
+    page = console.go("?tenant=reported&hours=0")
     with page.expect_download() as downloading:
         page.get_by_role("button", name="Report").click()
     assert "<h1>All jobs</h1>" in Path(downloading.value.path()).read_text()

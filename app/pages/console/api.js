@@ -23,11 +23,17 @@ const RECONNECT_AFTER_MS = 1000;
 /** The node sends something every 15 seconds at the latest. */
 const SILENT_AFTER_MS = 40_000;
 
-export function address(path, query = {}) {
-  const said = Object.entries(query)
+/** Parameters of an address, those left out that say nothing; a list is several of one name. */
+export function query(given) {
+  const said = Object.entries(given)
     .flatMap(([name, value]) => (Array.isArray(value) ? value : [value]).map((each) => [name, each]))
     .filter(([, value]) => value !== "" && value !== null && value !== undefined);
-  return said.length ? `${path}?${new URLSearchParams(said)}` : path;
+  return new URLSearchParams(said);
+}
+
+export function address(path, asked = {}) {
+  const said = query(asked);
+  return said.size ? `${path}?${said}` : path;
 }
 
 /** The raw answer; whatever its status is. */

@@ -62,7 +62,7 @@ export function refill(place, ...children) {
     each.open ||= Boolean(open[at]);
   });
   if (fresh.isEqualNode(place)) return place;
-  const held = place.contains(document.activeElement) ? document.activeElement : null;
+  const held = place.querySelector(":focus");
   const alike = () => [...place.querySelectorAll(held.localName)];
   const before = held ? alike() : [];
   const scrolled = [...place.querySelectorAll("pre")].map((each) => each.scrollTop);

@@ -1,7 +1,7 @@
 // The first page: how the jobs of a tenant are, what runs and what failed, over time and by tenant; then a line on the
 // ledger.
 
-import { get, getIfAllowed, readiness } from "./api.js";
+import { get, getIfAllowed, query, readiness } from "./api.js";
 import { count, facts, field, fill, h, panel, plural, refill, svg, table, tag, waiting } from "./dom.js";
 import { STATUSES } from "./facts.js";
 import { follow, jobLink, liveParts, statusTag, statusWords } from "./jobs.js";
@@ -18,7 +18,14 @@ const TENANTS_MAX = 20;
 /** Figures are asked for after entries came, not by the clock: a read may be on record. */
 const DRAW_AFTER_MS = 3000;
 const TENANTS_AFTER_MS = 60_000;
-const PERIODS = { 1: "the last 24 hours", 7: "the last 7 days", 30: "the last 30 days", 0: "all time" };
+/** By hours, in the order in which they are offered. */
+const PERIODS = new Map([
+  [1, "this hour and the last"],
+  [24, "the last 24 hours"],
+  [168, "the last 7 days"],
+  [720, "the last 30 days"],
+  [0, "all time"],
+]);
 const RUNNING = ["ACCEPTED", "RUNNING", "CANCELLING"];
 const FAILED = ["FAILED", "TIMED_OUT"];
 const GROUPS = [
@@ -28,20 +35,20 @@ const GROUPS = [
 ];
 
 export async function home(ctx) {
-  const { session, query } = ctx;
+  const { session, query: asked } = ctx;
   if (!session.may("read")) return overview(ctx);
   const { names } = await session.tenants();
   const isShown = (name) => name && name !== "_system" && session.may("read", name);
   const tenants = names.filter(isShown);
-  const tenant = query.get("tenant") || [sessionStorage.getItem("tenant"), ...tenants].find(isShown);
-  const days = Object.hasOwn(PERIODS, query.get("days") ?? "") ? Number(query.get("days")) : 7;
-  const address = (more) => `#/?${new URLSearchParams({ tenant, days, ...more })}`;
+  const tenant = asked.get("tenant") || [sessionStorage.getItem("tenant"), ...tenants].find(isShown);
+  const hours = PERIODS.has(Number(asked.get("hours") ?? NaN)) ? Number(asked.get("hours")) : 168;
+  const address = (more) => `#/?${new URLSearchParams({ tenant, hours, ...more })}`;
   const period = h(
     "select",
-    { name: "days", onchange: (event) => location.assign(address({ days: event.target.value })) },
-    [1, 7, 30, 0].map((each) => h("option", { value: each, selected: each === days }, PERIODS[each])),
+    { name: "hours", onchange: (event) => location.assign(address({ hours: event.target.value })) },
+    [...PERIODS].map(([each, name]) => h("option", { value: each, selected: each === hours }, name)),
   );
-  const report = reportParts(ctx, tenant, { since: since(days) });
+  const report = reportParts(ctx, tenant, { since: since(hours) });
   const places = {
     alarm: h("div"), // The line on the ledger, where something is wrong with it.
     ledger: h("div"),
@@ -68,20 +75,21 @@ export async function home(ctx) {
   );
   const seen = { told: null, answeredAt: new Date(), tenantsAt: 0 };
   const draw = async () => {
-    refill(places.jobs, await jobsOf(ctx, tenant, days));
+    refill(places.jobs, await jobsOf(ctx, tenant, hours));
     if (Date.now() - seen.tenantsAt < TENANTS_AFTER_MS) return;
     seen.tenantsAt = Date.now();
-    refill(places.tenants, await byTenant(ctx, tenants.slice(0, TENANTS_MAX), days, address));
+    refill(places.tenants, await byTenant(ctx, tenants.slice(0, TENANTS_MAX), hours, address));
   };
   await Promise.all([keepUp(ctx, () => drawLedger(ctx, places, seen)), tenant && draw()]);
   if (tenant) follow(ctx, tenant, places, draw, DRAW_AFTER_MS);
   else fill(places.jobs, h("p", {}, "No tenant has an event yet. One begins with its first."));
 }
 
-const since = (days) => (days ? new Date(Date.now() - days * 24 * HOUR_MS).toISOString() : null);
+/** Where a period begins: with an hour, as figures count whole ones. */
+const since = (hours) => (hours ? new Date(Math.floor(Date.now() / HOUR_MS - hours) * HOUR_MS).toISOString() : null);
 
-async function jobsOf(ctx, tenant, days) {
-  const ask = (path, more) => get(path, { tenant_id: tenant, since: since(days), ...more }, ctx.signal);
+async function jobsOf(ctx, tenant, hours) {
+  const ask = (path, more) => get(path, { tenant_id: tenant, since: since(hours), ...more }, ctx.signal);
   let answers;
   try {
     answers = await Promise.all([
@@ -94,16 +102,15 @@ async function jobsOf(ctx, tenant, days) {
     if (error.kind !== "tenant-not-found") throw error;
     return h("p", {}, `${tenant} has no event yet. Its jobs show here once the first one comes.`);
   }
-  const [hours, errors, failed, running] = answers;
-  const { all } = hours;
-  const listed = (status) =>
-    `#/jobs/${named(tenant)}?${new URLSearchParams(since(days) ? { status, since: since(days) } : { status })}`;
+  const [counts, errors, failed, running] = answers;
+  const { all } = counts;
+  const listed = (asked) => `#/jobs/${named(tenant)}?${query({ ...asked, since: since(hours) })}`;
   if (!all.jobs)
     return h(
       "p",
       {},
-      `${tenant} has no job that was created in ${PERIODS[days]}. `,
-      days > 0 && h("a", { href: `#/?${new URLSearchParams({ tenant, days: 0 })}` }, "All time"),
+      `${tenant} has no job that was created in ${PERIODS.get(hours)}. `,
+      hours > 0 && h("a", { href: `#/?${query({ tenant, hours: 0 })}` }, "All time"),
     );
   return [
     h(
@@ -116,15 +123,15 @@ async function jobsOf(ctx, tenant, days) {
           h(
             "li",
             { class: STATUSES[status] },
-            h("a", { href: listed(status) }, h("b", {}, count(all.statuses[status])), statusWords(status)),
+            h("a", { href: listed({ status }) }, h("b", {}, count(all.statuses[status])), statusWords(status)),
           ),
         ),
     ),
     h(
       "div",
       { class: "grid" },
-      panel("Created over time", chart(hours, days)),
-      panel("Run time", runTimes(all.run_times), h("p", { class: "soft" }, asOf(hours))),
+      panel("Created over time", chart(counts, hours)),
+      panel("Run time", runTimes(all.run_times), h("p", { class: "soft" }, asOf(counts))),
     ),
     h(
       "div",
@@ -132,7 +139,9 @@ async function jobsOf(ctx, tenant, days) {
       panel(
         null,
         shortList("Failed last", tenant, failed.items, (job) => errorOf(job.error)),
-        errorCounts(errors),
+        failed.items.length > 0 &&
+          h("p", {}, h("a", { href: listed({ status: FAILED, sort: "ended" }) }, "All that failed, the last to end first")),
+        errorCounts(errors, (error) => listed({ status: FAILED, error })),
       ),
       panel(
         null,
@@ -171,10 +180,10 @@ function shortList(caption, tenant, items, last) {
   return table(`${caption}, the newest`, columns, items);
 }
 
-function errorCounts({ groups }) {
+function errorCounts({ groups }, address) {
   if (!groups.length) return null;
   const columns = [
-    { name: "Error", heads: true, of: (group) => group.value ?? "none, or private" },
+    { name: "Error", heads: true, of: ({ value }) => (value ? h("a", { href: address(value) }, value) : "none, or private") },
     { name: "Jobs", number: true, of: (group) => count(group.jobs) },
   ];
   return table("By error, the most frequent", columns, groups);
@@ -198,12 +207,12 @@ export function barsOf(groups, first, end) {
   return bars;
 }
 
-function chart({ groups, since: from, groups_left_out: leftOut }, days) {
+function chart({ groups, since: from, groups_left_out: leftOut }, period) {
   const dated = groups.filter(({ value }) => value);
   if (!dated.length) return h("p", {}, "No job has a time of creation.");
   const at = dated.map(({ value }) => Date.parse(value));
   const first = from ? Date.parse(from) : Math.min(...at);
-  const end = days ? Math.max(Date.now(), ...at) : Math.max(...at) + HOUR_MS;
+  const end = period ? Math.max(Date.now(), ...at) : Math.max(...at) + HOUR_MS;
   const bars = barsOf(dated, first, end);
   const most = Math.max(...bars.map((bar) => bar.jobs));
   const shown = bars.filter((bar) => bar.jobs);
@@ -252,10 +261,10 @@ function barAt(bar, x, most) {
   });
 }
 
-async function byTenant(ctx, names, days, address) {
+async function byTenant(ctx, names, hours, address) {
   if (names.length < 2) return null;
   const asked = names.map((name) =>
-    getIfAllowed("/v1/jobs/summary", { tenant_id: name, since: since(days) }, ctx.signal),
+    getIfAllowed("/v1/jobs/summary", { tenant_id: name, since: since(hours) }, ctx.signal),
   );
   const rows = (await Promise.all(asked)).filter((found) => found?.all.jobs);
   if (!rows.length) return null;
@@ -272,7 +281,7 @@ async function byTenant(ctx, names, days, address) {
     },
     { name: "95 % within", number: true, of: (row) => (row.all.run_times ? duration(row.all.run_times.p95_ms) : "–") },
   ];
-  return panel(null, table(`By tenant, created in ${PERIODS[days]}`, columns, rows));
+  return panel(null, table(`By tenant, created in ${PERIODS.get(hours)}`, columns, rows));
 }
 
 /** One line on the ledger: whether it is whole, when all was last verified, and what waits. */

@@ -26,8 +26,7 @@ export async function job(ctx) {
     head: h("div", {}, waiting("Reading the job")),
     status: h("span"),
     live: h("span", { class: "live" }, "not live"),
-    summary: h("div"),
-    timeline: h("div"),
+    told: h("div"), // One place: nothing grows above what is pressed in it.
   };
   ctx.show(
     id,
@@ -35,7 +34,7 @@ export async function job(ctx) {
     h("h1", {}, id),
     places.verdict,
     places.head,
-    places.timeline,
+    places.told,
   );
   let lastSeq = 0;
   const draw = async () => {
@@ -46,16 +45,11 @@ export async function job(ctx) {
     ]);
     lastSeq = state.last_seq;
     refill(places.status, statusTag(state.status));
-    refill(places.summary, summary(ctx, tenant, state, events.items));
-    refill(places.timeline, panel("Timeline", timeline(ctx, tenant, events)));
+    refill(places.told, summary(ctx, tenant, state, events.items), panel("Timeline", timeline(ctx, tenant, events)));
     return events.items.map((event) => event.seq);
   };
   const seqs = await draw();
-  fill(
-    places.head,
-    actions(ctx, tenant, id, places, () => lastSeq),
-    places.summary,
-  );
+  fill(places.head, actions(ctx, tenant, id, places, () => lastSeq));
   const notVerified = (error) =>
     error.name !== "AbortError" && fill(places.verdict, h("p", { class: "soft" }, `Not verified: ${error.message}`));
   verified(ctx, tenant, seqs)
@@ -163,7 +157,9 @@ function actions(ctx, tenant, id, places, lastSeq) {
 }
 
 function summary(ctx, tenant, state, events) {
-  const trace = String(events.find((event) => event.payload?.traceparent)?.payload.traceparent ?? "").split("-")[1];
+  const span = events.find((event) => event.payload?.traceparent)?.payload.traceparent;
+  const trace = String(span ?? "").split("-")[1];
+  const cancelled = events.find((event) => event.type === "JobCancellationRequested");
   return [
     h(
       "div",
@@ -181,7 +177,18 @@ function summary(ctx, tenant, state, events) {
           By: shownActor(state.actor),
           "Last event": [time(state.last_at, state.last_hlc), ", ", entryLink(ctx, tenant, state.last_seq)],
           Ran: state.run_ms === null ? null : duration(state.run_ms),
-          Trace: trace && h("a", { href: `#/jobs/${named(tenant)}?where=trace:${trace}` }, h("code", {}, trace)),
+          Cancelled: cancelled && [
+            time(cancelled.at, cancelled.hlc),
+            ` by ${shownActor(cancelled.actor)}`,
+            headline(cancelled.type, cancelled.payload ?? {}),
+          ],
+          Trace: trace && [
+            h("code", {}, trace),
+            h("p", { class: "row" }, [
+              h("a", { href: `#/jobs/${named(tenant)}?where=trace:${trace}` }, "Its jobs"),
+              traceLink(ctx.session.traceUrl, span, "Its spans"),
+            ]),
+          ],
           "Data centres": state.assigned_dcs.join(", "),
           "Done, failed": state.completed || state.failed ? `${count(state.completed)}, ${count(state.failed)}` : null,
           "Fence token": count(state.fence_token),
@@ -223,6 +230,7 @@ function timeline(ctx, tenant, page) {
         const [state, stateKind, why] = STATES[event.state];
         const { type, ...said } =
           event.payload && typeof event.payload === "object" ? event.payload : { type: null, payload: event.payload };
+        const spans = traceLink(ctx.session.traceUrl, said.traceparent, "Trace");
         return h(
           "li",
           { class: tone },
@@ -238,7 +246,7 @@ function timeline(ctx, tenant, page) {
             entryLink(ctx, tenant, event.seq),
           ),
           headline(event.type, said),
-          traceLink(ctx.session.traceUrl, said.traceparent),
+          spans && h("p", {}, spans),
           h(
             "details",
             {},
@@ -276,11 +284,9 @@ function later(before, event) {
 }
 
 /** To where a trace is shown, as `console.trace_url` says. */
-function traceLink(url, traceparent) {
+function traceLink(url, traceparent, text) {
   const trace = url && /^[0-9a-f]{2}-([0-9a-f]{32})-/.exec(traceparent)?.[1];
-  return (
-    trace && h("p", {}, h("a", { href: url.replaceAll("{trace_id}", trace), rel: "noopener noreferrer" }, "Trace"))
-  );
+  return trace && h("a", { href: url.replaceAll("{trace_id}", trace), rel: "noopener noreferrer" }, text);
 }
 
 /** The few words of an event that somebody looks for: of its headline those parts whose fields are given, and no private

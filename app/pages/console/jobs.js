@@ -8,6 +8,8 @@ import { reportParts } from "./report.js";
 import { ago, duration, fromLocal, time, toLocal } from "./times.js";
 
 const PAGE = 50;
+/** What the form offers besides each status by itself. */
+const FAILED_ANYHOW = "FAILED TIMED_OUT";
 const SORTED_OF = 500;
 /** Orders besides the newest first, of which the service has no index: what comes first, and by what. */
 const ORDERS = {
@@ -24,7 +26,7 @@ export const statusTag = (status) => tag(statusWords(status), STATUSES[status] ?
 export async function jobs(ctx) {
   const [name] = ctx.rest;
   const places = {
-    list: h("div", {}, waiting("Reading the jobs")),
+    list: h("div", { tabindex: "-1" }, waiting("Reading the jobs")),
     ...liveParts(),
     told: h("p", { role: "alert" }),
   };
@@ -33,6 +35,7 @@ export async function jobs(ctx) {
   ctx.show(
     `Jobs of ${name}`,
     h("h1", {}, "Jobs"),
+    h("button", { type: "button", class: "skip", onclick: () => places.list.focus() }, "Skip to the jobs"),
     await searchForm(ctx, name),
     h(
       "p",
@@ -110,7 +113,8 @@ async function searchForm(ctx, name) {
     );
   const when = (label, key) =>
     field(label, h("input", { type: "datetime-local", name: key, value: toLocal(query.get(key)) }));
-  const chosen = query.get("status");
+  const chosen = query.getAll("status").join(" ");
+  const statuses = new Set([...Object.keys(STATUSES), FAILED_ANYHOW, ...(chosen ? [chosen] : [])]);
   const wide = window.matchMedia("(min-width: 46rem)").matches;
   const form = h(
     "form",
@@ -123,7 +127,7 @@ async function searchForm(ctx, name) {
         "select",
         { name: "status" },
         h("option", { value: "" }, "any"),
-        Object.keys(STATUSES).map((each) => h("option", { value: each, selected: each === chosen }, statusWords(each))),
+        [...statuses].map((each) => h("option", { value: each, selected: each === chosen }, anyOf(each))),
       ),
     ),
     when("Created since", "since"),
@@ -158,13 +162,16 @@ async function searchForm(ctx, name) {
   return h("details", { class: "panel", open: wide || query.size > 0 }, h("summary", {}, `Search in ${name}`), form);
 }
 
+const anyOf = (statuses) => statuses.split(" ").map(statusWords).join(" or ");
+
 function search(event) {
   event.preventDefault();
   const said = new URLSearchParams();
   const { tenant } = event.target.elements;
   for (const [key, value] of new FormData(event.target)) {
     const wanted = key === "since" || key === "until" ? fromLocal(value) : value.trim();
-    if (wanted && key !== "tenant") said.append(key, wanted);
+    if (key === "status") for (const each of wanted.split(" ").filter(Boolean)) said.append(key, each);
+    else if (wanted && key !== "tenant") said.append(key, wanted);
   }
   location.assign(`#/jobs/${named(tenant.value.trim())}${said.size ? `?${said}` : ""}`);
 }

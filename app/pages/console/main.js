@@ -152,13 +152,15 @@ function context(signal, rest, query) {
     fail,
     show(title, ...children) {
       if (signal.aborted) return;
+      // A list that leads to what is chosen in it, key by key: its reader is still choosing.
+      const chosen = main.contains(document.activeElement) && document.activeElement.closest("select")?.name;
       fill(main, children);
       document.title = `${title} · Tallystick`;
       const heading = main.querySelector("h1");
       heading?.setAttribute("tabindex", "-1");
       // Not with the first page, which a browser reads by itself, nor where a page shows more of itself.
       if (!shown && main.dataset.ready) {
-        (heading ?? main).focus();
+        ((chosen && main.querySelector(`select[name="${chosen}"]`)) || (heading ?? main)).focus();
         window.scrollTo(0, 0);
       }
       shown = true;
