@@ -4,7 +4,7 @@ is stored."""
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -35,7 +35,7 @@ from signing.receipt import ABSENT, ENTRY, JOB, Receipt
 from signing.receipt_judging import ReceiptVerdict, judged
 from tallystick_client import NotTheLedgerError, ProblemError
 from terminal.outcome import CommandExit, fail, tell
-from terminal.program import Json, NoState, State
+from terminal.program import Json, NoState, State, command_of
 
 QUORUM_WAIT: Final = "5s"
 QUORUM_WAITS: Final = Bounds("0s", "30s", parse_duration)
@@ -43,35 +43,8 @@ _WRITTEN: Final = (ExitCode.FINE, ExitCode.INCOMPLETE)
 """Verdicts on a receipt with which it is written."""
 
 
-def prove(
-    tenant: Tenant,
-    client: Service,
-    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the receipt goes.")],
-    job: Annotated[str | None, typer.Option("--job", "-j", help="Prove all that was recorded of this job.")] = None,
-    seq: Annotated[int | None, typer.Option("--seq", min=1, help="Prove this one entry of the chain.")] = None,
-    absent: Annotated[bool, typer.Option("--absent", help="Prove that the job of --job has no entries.")] = False,
-    archive: Annotated[
-        str | None,
-        typer.Option("--archive", metavar="URL", help="Make it of this archive instead: a folder, s3://bucket/prefix."),
-    ] = None,
-    keys: Keys = None,
-    key: Key = None,
-    checkpoint: CheckpointFile = None,
-    policy: PolicyFile = None,
-    wait: Annotated[
-        str | None,
-        typer.Option("--wait", help="With --policy: how long to wait for its quorum.", show_default=QUORUM_WAIT),
-    ] = None,
-    as_tlog_proof: Annotated[
-        bool, typer.Option("--tlog-proof", help="With --seq: write a C2SP tlog-proof, for tools of transparency logs.")
-    ] = False,
-    as_cose: Annotated[
-        bool, typer.Option("--cose", help="With --seq: write a COSE receipt (RFC 9942), for tools of COSE and SCITT.")
-    ] = False,
-    state: State = None,
-    no_state: NoState = False,
-    as_json: Json = False,
-) -> None:
+@dataclass(kw_only=True)
+class Prove:
     """Get a receipt: one file that proves a job, one entry, or that there is none.
 
     It is verified alone and offline. That of a job also proves that nothing of
@@ -107,39 +80,100 @@ def prove(
       tally prove -t acme --seq 4711 -o entry.tlog-proof --tlog-proof
       tally prove -t acme --job job-1 -o job-1.receipt.json --archive s3://ledger-archive/prod --keys trusted-keys.json
     """
-    refuse(
-        InvalidInputError,
-        ((job is None) is (seq is None), "say what to prove: --job J, or --seq N"),
-        (absent and job is None, "--absent goes with --job"),
-        (archive is None and (keys, key) != (None, None), "--keys and --key go with --archive"),
-        (as_tlog_proof and as_cose, "--tlog-proof and --cose are two files: ask for each by itself"),
-        (wait is not None and (policy is None or archive is not None), "--wait goes with --policy, not with --archive"),
-        ((as_tlog_proof or as_cose) and seq is None, "--tlog-proof and --cose prove one entry: name it with --seq"),
-    )
-    memory = memory_of(state, is_off=no_state)
-    place = _Service.of(client) if archive is None else _Archive.of(archive, key, keys, client)
-    kept = judge_kept(read_kept(checkpoint), place.keyring) if checkpoint is not None else None
-    known = _Known("given", kept.checkpoint.size) if kept is not None else _remembered(memory, tenant, place.keyring)
-    wait_s = 0.0 if policy is None else duration_s("--wait", wait or QUORUM_WAIT, QUORUM_WAITS)
-    wanted = _Wanted(tenant, job, seq, absent, wait_s)
-    file = place.receipt(wanted, known)
-    outcome = judged(file, place.keyring, kept, memory, ExternalWitnesses.load([], None, policy))
-    if (code := exit_code_of_receipt(outcome.verdict)) not in _WRITTEN:
-        first = outcome.verdict["first_break"]
-        raise fail(
-            f"the receipt of {place.url} does not hold and is not kept: {first['kind']}: {first['detail']}", code
+
+    tenant: Tenant
+    client: Service
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the receipt goes.")]
+    job: Annotated[str | None, typer.Option("--job", "-j", help="Prove all that was recorded of this job.")] = None
+    seq: Annotated[int | None, typer.Option("--seq", min=1, help="Prove this one entry of the chain.")] = None
+    absent: Annotated[bool, typer.Option("--absent", help="Prove that the job of --job has no entries.")] = False
+    archive: Annotated[
+        str | None,
+        typer.Option("--archive", metavar="URL", help="Make it of this archive instead: a folder, s3://bucket/prefix."),
+    ] = None
+    keys: Keys = None
+    key: Key = None
+    checkpoint: CheckpointFile = None
+    policy: PolicyFile = None
+    wait: Annotated[
+        str | None,
+        typer.Option("--wait", help="With --policy: how long to wait for its quorum.", show_default=QUORUM_WAIT),
+    ] = None
+    as_tlog_proof: Annotated[
+        bool, typer.Option("--tlog-proof", help="With --seq: write a C2SP tlog-proof, for tools of transparency logs.")
+    ] = False
+    as_cose: Annotated[
+        bool, typer.Option("--cose", help="With --seq: write a COSE receipt (RFC 9942), for tools of COSE and SCITT.")
+    ] = False
+    state: State = None
+    no_state: NoState = False
+    as_json: Json = False
+
+    def run(self) -> None:
+        """Get the receipt, judge it, and write it if it holds."""
+        self._refuse_unfit()
+        client, archive = self.client, self.archive
+        place = _Service.of(client) if archive is None else _Archive.of(archive, self.key, self.keys, client)
+        outcome, file = self._proved(place)
+        receipt = outcome.receipt
+        assert receipt is not None
+        if not self.wanted.is_answered_by(receipt):
+            raise NotTheLedgerError(f"{place.url} sent a receipt of something else than was asked for")
+        form = "tlog-proof" if self.as_tlog_proof else "COSE receipt" if self.as_cose else None
+        file = file if form is None else _in_form(form, receipt, place)
+        with whole_file(self.output) as written:
+            written.write(file)
+        outcome = replace(outcome, digest=sha256(file).hexdigest(), size_bytes=len(file))
+        _tell(outcome, form, self.output, as_json=self.as_json)
+        if below_quorum(outcome.verdict):
+            raise CommandExit(ExitCode.INCOMPLETE)
+
+    @property
+    def wanted(self) -> Wanted:
+        """What a receipt must be of."""
+        return Wanted(self.tenant, self.job, self.seq, self.absent)
+
+    def _refuse_unfit(self) -> None:
+        """Refuse options that do not go together."""
+        is_other_form = self.as_tlog_proof or self.as_cose
+        refuse(
+            InvalidInputError,
+            ((self.job is None) is (self.seq is None), "say what to prove: --job J, or --seq N"),
+            (self.absent and self.job is None, "--absent goes with --job"),
+            (self.archive is None and (self.keys, self.key) != (None, None), "--keys and --key go with --archive"),
+            (self.as_tlog_proof and self.as_cose, "--tlog-proof and --cose are two files: ask for each by itself"),
+            (
+                self.wait is not None and (self.policy is None or self.archive is not None),
+                "--wait goes with --policy, not with --archive",
+            ),
+            (is_other_form and self.seq is None, "--tlog-proof and --cose prove one entry: name it with --seq"),
         )
-    receipt = outcome.receipt
-    assert receipt is not None
-    if not wanted.is_answered_by(receipt):
-        raise NotTheLedgerError(f"{place.url} sent a receipt of something else than was asked for")
-    form = "tlog-proof" if as_tlog_proof else "COSE receipt" if as_cose else None
-    file = file if form is None else _in_form(form, receipt, place)
-    with whole_file(output) as written:
-        written.write(file)
-    _tell(replace(outcome, digest=sha256(file).hexdigest(), size_bytes=len(file)), form, output, as_json=as_json)
-    if below_quorum(outcome.verdict):
-        raise CommandExit(ExitCode.INCOMPLETE)
+
+    def _proved(self, place: _Service | _Archive) -> tuple[ReceiptVerdict, bytes]:
+        """The receipt of ``place``, judged.
+
+        Raises:
+            CommandExit: it does not hold.
+        """
+        memory = memory_of(self.state, is_off=self.no_state)
+        kept = judge_kept(read_kept(self.checkpoint), place.keyring) if self.checkpoint is not None else None
+        known = (
+            _Known("given", kept.checkpoint.size)
+            if kept is not None
+            else _remembered(memory, self.tenant, place.keyring)
+        )
+        wait_s = 0.0 if self.policy is None else duration_s("--wait", self.wait or QUORUM_WAIT, QUORUM_WAITS)
+        file = place.receipt(self.wanted, known, wait_s)
+        outcome = judged(file, place.keyring, kept, memory, ExternalWitnesses.load([], None, self.policy))
+        if (code := exit_code_of_receipt(outcome.verdict)) not in _WRITTEN:
+            first = outcome.verdict["first_break"]
+            raise fail(
+                f"the receipt of {place.url} does not hold and is not kept: {first['kind']}: {first['detail']}", code
+            )
+        return outcome, file
+
+
+prove = command_of(Prove)
 
 
 def _in_form(form: str, receipt: Receipt, place: _Service | _Archive) -> bytes:
@@ -151,17 +185,16 @@ def _in_form(form: str, receipt: Receipt, place: _Service | _Archive) -> bytes:
     return file
 
 
-class _Wanted(NamedTuple):
+class Wanted(NamedTuple):
     """What a receipt is asked for."""
 
     tenant: str
     job: str | None
     seq: int | None
     is_absent: bool = False
-    wait_s: float = 0.0
-    """How long to wait for the quorum of the node's policy."""
 
     def is_answered_by(self, receipt: Receipt) -> bool:
+        """Whether it is of that."""
         names = (self.job, refused_job_id(self.job or ""))
         if self.job is None:
             is_asked = receipt.covers == ENTRY and receipt.seqs == [self.seq]
@@ -193,8 +226,9 @@ class _Service(NamedTuple):
     def url(self) -> str:
         return self.client.url
 
-    def receipt(self, wanted: _Wanted, known: _Known) -> bytes:
-        tenant, job, seq, is_absent, wait_s = wanted
+    def receipt(self, wanted: Wanted, known: _Known, wait_s: float) -> bytes:
+        """The receipt, once the quorum of the node's policy has cosigned it, at the latest after ``wait_s``."""
+        tenant, job, seq, is_absent = wanted
         path = "/v1/chain/receipt" if job is None else f"/v1/jobs/{quote(job, safe='')}/receipt"
         how = {"extends": known.size or None, "absent": is_absent or None, "wait_s": wait_s or None}
         params = {"tenant_id": tenant, "seq": seq, **how}
@@ -247,11 +281,13 @@ class _Archive(NamedTuple):
         signer, keyring = signer_and_keys(key, keys, client)
         return cls(url, keyring, signer)
 
-    def receipt(self, wanted: _Wanted, known: _Known) -> bytes:
+    def receipt(self, wanted: Wanted, known: _Known, _wait_s: float) -> bytes:
+        """The receipt, made here."""
         # Imported here, because it loads Arrow.
-        from pipeline.archive.receipts import Wanted, archived_receipt
+        from pipeline.archive import receipts
+        from pipeline.archive.receipts import archived_receipt
 
-        of, extends = Wanted(wanted.job, wanted.seq, wanted.is_absent), known.size or None
+        of, extends = receipts.Wanted(wanted.job, wanted.seq, wanted.is_absent), known.size or None
         return archived_receipt(ArchiveStore(self.url), wanted.tenant, of, extends, self.keyring, self.signer)
 
     def inclusion(self, receipt: Receipt) -> tuple[list[bytes], str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from rich.console import RenderableType
@@ -23,7 +23,8 @@ from app.runtime.answers.chain import (
 )
 from app.runtime.answers.retention import ArchiveAnswer
 from cli.client import LedgerClient
-from cli.options import CheckpointFile, Keys, PolicyFile, TsaCa, Url, WitnessKeys
+from cli.options import Url
+from cli.verify_proof import TrustOptions
 from ledger import rfc3339
 from ledger.errors import ProofError, SignatureError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_verdict
@@ -34,13 +35,13 @@ from ledger.verification.verdict import ASPECTS, rollback, with_break, with_chec
 from signing import checkpoint as checkpoints
 from signing import note as notes
 from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, StoredAnchor, judge, opener
-from signing.checkpoint import Checkpoint, open_checkpoint, read_kept
+from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.keys import Keyring, demanding
-from signing.memory import MEMORY, Memory, Observation, memory_of, remembering
+from signing.memory import MEMORY, Memory, Observation, remembering
 from signing.note import cosignatures_of
 from tallystick_client import NotTheLedgerError, ProblemError
 from terminal.outcome import CommandExit, counted, err, findings, marked, print_why_incomplete, tell, verdict_table
-from terminal.program import Json, NoState, Signatures, State
+from terminal.program import Json, command_of
 
 if TYPE_CHECKING:
     from pipeline.archive.joined import ArchivedPart
@@ -51,40 +52,8 @@ FILE = "file"
 """Name of a checkpoint given with ``--checkpoint`` in ``compared_with``."""
 
 
-def verify(
-    url: Url,
-    tenant: Annotated[
-        str | None,
-        typer.Option("--tenant", "-t", help="Tenant whose chain this is about; of an archive all when not said."),
-    ] = None,
-    archive: Annotated[
-        str | None,
-        typer.Option("--archive", help="Verify an archive alone: a folder, s3://bucket/prefix.", metavar="URL"),
-    ] = None,
-    with_archive: Annotated[
-        bool,
-        typer.Option("--with-archive", help="Verify the chain and what left it, in the archive, as one from seq 1."),
-    ] = False,
-    dsn: Annotated[
-        str | None,
-        typer.Option("--dsn", help="Read straight from this PostgreSQL and trust no service.", metavar="DSN"),
-    ] = None,
-    keys: Keys = None,
-    checkpoint: CheckpointFile = None,
-    witness_key: WitnessKeys = None,
-    tsa_ca: TsaCa = None,
-    policy: PolicyFile = None,
-    signatures: Signatures = "any",
-    from_seq: Annotated[int | None, typer.Option("--from-seq", min=1, help="First entry.")] = None,
-    to_seq: Annotated[int | None, typer.Option("--to-seq", min=1, help="Last entry.")] = None,
-    acknowledge: Annotated[
-        str | None,
-        typer.Option("--acknowledge", help="Record that somebody has seen what the node found.", metavar="REASON"),
-    ] = None,
-    state: State = None,
-    no_state: NoState = False,
-    as_json: Json = False,
-) -> None:
+@dataclass(kw_only=True)
+class Verify:
     """Verify a tenant's chain: links, payloads, head, snapshots, signatures, tree, job states, checkpoints.
 
     Exit codes: 0 whole; 2 tampered; 3 nothing wrong found but not everything
@@ -134,60 +103,101 @@ def verify(
       tally verify --archive s3://ledger-archive/prod --keys trusted-keys.json
       tally verify -t acme --with-archive --keys trusted-keys.json
     """
-    if acknowledge is not None and (dsn is not None or archive is not None or with_archive):
-        raise typer.BadParameter(
-            "it asks the node that found the breaks: leave out --dsn and --archive", param_hint="--acknowledge"
-        )
-    is_alone = archive is not None and not with_archive
-    keyring = Keyring.load(keys) if keys is not None else None
-    if keys is not None or dsn is not None or is_alone:
-        keyring = demanding(signatures, keyring)
-    if with_archive and (from_seq is not None or to_seq is not None):
-        raise typer.BadParameter("it begins at seq 1: leave out seqs", param_hint="--with-archive")
-    if archive is not None and is_alone:
-        if dsn is not None or from_seq is not None or to_seq is not None or tsa_ca:
+
+    url: Url
+    tenant: Annotated[
+        str | None,
+        typer.Option("--tenant", "-t", help="Tenant whose chain this is about; of an archive all when not said."),
+    ] = None
+    archive: Annotated[
+        str | None,
+        typer.Option("--archive", help="Verify an archive alone: a folder, s3://bucket/prefix.", metavar="URL"),
+    ] = None
+    with_archive: Annotated[
+        bool,
+        typer.Option("--with-archive", help="Verify the chain and what left it, in the archive, as one from seq 1."),
+    ] = False
+    dsn: Annotated[
+        str | None,
+        typer.Option("--dsn", help="Read straight from this PostgreSQL and trust no service.", metavar="DSN"),
+    ] = None
+    trust: TrustOptions
+    from_seq: Annotated[int | None, typer.Option("--from-seq", min=1, help="First entry.")] = None
+    to_seq: Annotated[int | None, typer.Option("--to-seq", min=1, help="Last entry.")] = None
+    acknowledge: Annotated[
+        str | None,
+        typer.Option("--acknowledge", help="Record that somebody has seen what the node found.", metavar="REASON"),
+    ] = None
+    as_json: Json = False
+
+    def run(self) -> None:
+        """Verify, print the verdict, and exit by it."""
+        self._refuse_unfit()
+        if self.archive is not None and not self.with_archive:
+            self._verify_archive(self.archive)
+        request = self._request()
+        judge = partial(verify_by_service, self.url) if self.dsn is None else partial(_verify_by_rows, self.dsn)
+        if self.with_archive:
+            request = self._joined(request)
+        verdict = judge(request)
+        if request.archived is not None and request.archived.ends_before(verdict):
+            # These entries were archived, and left, after the archive was read.
+            verdict = judge(self._joined(request))
+        with remembering(request.memory, [verdict.get("memory")]):
+            tell(verdict, *_lines(verdict), as_json=self.as_json)
+            if self.acknowledge is not None:
+                _acknowledge(self.url, request.tenant, self.acknowledge)
+        code = exit_code_of_verdict(verdict)
+        if code is ExitCode.INCOMPLETE:
+            print_why_incomplete([verdict], is_any_key=self.dsn is None or request.keyring is not None)
+        raise CommandExit(code)
+
+    def _refuse_unfit(self) -> None:
+        """Refuse options that do not go together."""
+        is_range = (self.from_seq, self.to_seq) != (None, None)
+        if self.acknowledge is not None and (self.dsn is not None or self.archive is not None or self.with_archive):
+            raise typer.BadParameter(
+                "it asks the node that found the breaks: leave out --dsn and --archive", param_hint="--acknowledge"
+            )
+        if self.with_archive and is_range:
+            raise typer.BadParameter("it begins at seq 1: leave out seqs", param_hint="--with-archive")
+        is_alone = self.archive is not None and not self.with_archive
+        if is_alone and (self.dsn is not None or is_range or self.trust.tsa_ca):
             raise typer.BadParameter(
                 "an archive is verified whole and has no time stamps: leave out --dsn, seqs and --tsa-ca"
             )
+
+    def _verify_archive(self, archive: str) -> NoReturn:
         # Imported here, because it loads Arrow, which no other verification needs.
         from cli.verify_archive import verify_archive
 
-        verify_archive(
-            archive,
-            tenant,
-            keyring,
-            None if checkpoint is None else read_kept(checkpoint),
-            memory_of(state, is_off=no_state or keyring is None),
-            as_json,
-            ExternalWitnesses.load(witness_key or [], None, policy),
+        trust = self.trust
+        keyring = demanding(trust.signatures, trust.keyring)
+        memory = trust.memory(is_off=keyring is None)
+        verify_archive(archive, self.tenant, keyring, trust.kept, memory, self.as_json, trust.external)
+
+    def _request(self) -> Request:
+        if self.tenant is None:
+            raise typer.BadParameter("name the tenant whose chain is verified", param_hint="--tenant")
+        trust, keyring = self.trust, self.trust.keyring
+        if keyring is not None or self.dsn is not None:
+            keyring = demanding(trust.signatures, keyring)
+        return Request(
+            self.tenant,
+            self.from_seq,
+            self.to_seq,
+            keyring=keyring,
+            kept=trust.kept,
+            external=trust.external,
+            signatures=trust.signatures,
+            memory=trust.memory(is_off=self.dsn is not None and keyring is None),
         )
-    if tenant is None:
-        raise typer.BadParameter("name the tenant whose chain is verified", param_hint="--tenant")
-    request = Request(
-        tenant,
-        from_seq,
-        to_seq,
-        keyring=keyring,
-        kept=read_kept(checkpoint) if checkpoint is not None else None,
-        external=ExternalWitnesses.load(witness_key or [], tsa_ca, policy),
-        signatures=signatures,
-        memory=memory_of(state, is_off=no_state or (dsn is not None and keyring is None)),
-    )
-    judge = partial(verify_by_service, url) if dsn is None else partial(_verify_by_rows, dsn)
-    if with_archive:
-        request = _with_archive(url, archive, request, is_by_service=dsn is None)
-    verdict = judge(request)
-    if request.archived is not None and request.archived.ends_before(verdict):
-        # These entries were archived, and left, after the archive was read.
-        verdict = judge(_with_archive(url, archive, request, is_by_service=dsn is None))
-    with remembering(request.memory, [verdict.get("memory")]):
-        tell(verdict, *_lines(verdict), as_json=as_json)
-        if acknowledge is not None:
-            _acknowledge(url, tenant, acknowledge)
-    code = exit_code_of_verdict(verdict)
-    if code is ExitCode.INCOMPLETE:
-        print_why_incomplete([verdict], is_any_key=dsn is None or keyring is not None)
-    raise CommandExit(code)
+
+    def _joined(self, request: Request) -> Request:
+        return _with_archive(self.url, self.archive, request, is_by_service=self.dsn is None)
+
+
+verify = command_of(Verify)
 
 
 def _with_archive(url: str, archive: str | None, request: Request, *, is_by_service: bool) -> Request:

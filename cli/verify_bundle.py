@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,8 +17,8 @@ from rich.markup import escape
 
 from app.share.bundle import report
 from app.share.bundle.report import OUTCOMES, Against, SignedWith, VerifiedFile, counts_of, to_html
-from cli.options import CheckpointFile, Keys, PolicyFile, TsaCa, WitnessKeys
-from cli.verify_proof import Trusted
+from cli.options import Keys
+from cli.verify_proof import Trusted, TrustOptions
 from ledger.errors import InvalidInputError, NotABundleError, SignatureError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from signing import manifest, private_keys
@@ -29,7 +30,7 @@ from signing.manifest import REPORT_ENVELOPE_BYTES_MAX, REPORT_SUFFIX, SignedRep
 from signing.memory import Memory, remember_observed
 from signing.private_keys import FileSigner
 from terminal.outcome import CommandExit, counted, fail, findings, marked, readable, tell, verdict_table
-from terminal.program import Json, NoState, Signatures, State
+from terminal.program import Json, command_of
 
 _CODE_COLOURS = {0: "bold green", 1: "bold red", 2: "bold red", 3: "bold yellow", 4: "bold magenta"}
 
@@ -38,30 +39,8 @@ REPORT_SUFFIXES = (".html", ".md", ".json")
 """Suffixes of reports, which decide the format."""
 
 
-def verify_bundle(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles to verify, each by itself.")],
-    keys: Keys = None,
-    checkpoint: CheckpointFile = None,
-    report_to: Annotated[
-        Path | None,
-        typer.Option(
-            "--report",
-            metavar="OUT",
-            help="Write a report to file: a page to print, OUT.html, Markdown, OUT.md, or JSON, OUT.json.",
-        ),
-    ] = None,
-    sign_with: Annotated[
-        str | None,
-        typer.Option("--sign-with", metavar="KEY", help="Key file to sign the report with, in OUT.dsse.json."),
-    ] = None,
-    witness_key: WitnessKeys = None,
-    tsa_ca: TsaCa = None,
-    policy: PolicyFile = None,
-    signatures: Signatures = "any",
-    state: State = None,
-    no_state: NoState = False,
-    as_json: Json = False,
-) -> None:
+@dataclass(kw_only=True)
+class VerifyBundle:
     """Verify bundles offline: container, manifest, links, payloads, snapshots, signatures, tree, checkpoints.
 
     Keys inside a bundle are never used: give those you trust with --keys. A
@@ -86,29 +65,56 @@ def verify_bundle(
       tally verify-bundle 2024/*.tar --keys keys/ --checkpoint acme.checkpoint --report acme-report.md
       tally verify-bundle acme.bundle.tar --keys keys.json --report acme.html --sign-with auditor.pem
     """
-    if report_to is not None and report_to.suffix not in REPORT_SUFFIXES:
-        raise InvalidInputError(
-            f"--report {readable(report_to)}: a report is a page, .html, Markdown, .md, or JSON, .json"
-        )
-    if sign_with is not None and report_to is None:
-        raise InvalidInputError("--sign-with signs a report; name it with --report")
-    signer = private_keys.load(sign_with) if sign_with is not None else None
-    trusted = Trusted.load(keys, checkpoint, witness_key, tsa_ca, policy, signatures, state=state, no_state=no_state)
-    verified = []
-    for path in files:
-        verified.append(_verify(path, trusted, wants_counts=report_to is not None))
-        trusted = trusted._replace(memory=_remembered(trusted.memory, verified[-1]))
-    external_from = [text for each in witness_key or () for text in ("--witness-key", each)]
-    external_from += [] if tsa_ca is None else ["--tsa-ca", readable(tsa_ca)]
-    external_from += [] if policy is None else ["--policy", readable(policy)]
-    external_from += [] if signatures == "any" else ["--signatures", signatures]
-    against = Against(_name(keys), trusted.keyring, _name(checkpoint), trusted.kept, external_from)
-    now, tool = datetime.now(UTC), f"tallystick {version('tallystick')}"
-    document = report.to_json(verified, against, now, tool)
-    if report_to is not None:
-        _store(report_to, _written(report_to, verified, against, now, tool, signer), document, signer)
-    tell(document, *(line for file in verified for line in _lines(file)), as_json=as_json)
-    raise CommandExit(gravest(ExitCode(file.exit_code) for file in verified))
+
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles to verify, each by itself.")]
+    trust: TrustOptions
+    report_to: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="OUT",
+            help="Write a report to file: a page to print, OUT.html, Markdown, OUT.md, or JSON, OUT.json.",
+        ),
+    ] = None
+    sign_with: Annotated[
+        str | None,
+        typer.Option("--sign-with", metavar="KEY", help="Key file to sign the report with, in OUT.dsse.json."),
+    ] = None
+    as_json: Json = False
+
+    def run(self) -> None:
+        """Verify each, report, and exit with the gravest code."""
+        report_to = self.report_to
+        if report_to is not None and report_to.suffix not in REPORT_SUFFIXES:
+            raise InvalidInputError(
+                f"--report {readable(report_to)}: a report is a page, .html, Markdown, .md, or JSON, .json"
+            )
+        if self.sign_with is not None and report_to is None:
+            raise InvalidInputError("--sign-with signs a report; name it with --report")
+        signer = private_keys.load(self.sign_with) if self.sign_with is not None else None
+        trusted = self.trust.loaded()
+        against, verified = self._against(trusted), list[VerifiedFile]()
+        for path in self.files:
+            verified.append(_verify(path, trusted, wants_counts=report_to is not None))
+            trusted = trusted._replace(memory=_remembered(trusted.memory, verified[-1]))
+        now, tool = datetime.now(UTC), f"tallystick {version('tallystick')}"
+        document = report.to_json(verified, against, now, tool)
+        if report_to is not None:
+            _store(report_to, _written(report_to, verified, against, now, tool, signer), document, signer)
+        tell(document, *(line for file in verified for line in _lines(file)), as_json=self.as_json)
+        raise CommandExit(gravest(ExitCode(file.exit_code) for file in verified))
+
+    def _against(self, trusted: Trusted) -> Against:
+        """What the bundles are verified against, as a report says it."""
+        given = self.trust
+        external_from = [text for each in given.witness_key or () for text in ("--witness-key", each)]
+        external_from += [] if given.tsa_ca is None else ["--tsa-ca", readable(given.tsa_ca)]
+        external_from += [] if given.policy is None else ["--policy", readable(given.policy)]
+        external_from += [] if given.signatures == "any" else ["--signatures", given.signatures]
+        return Against(_name(given.keys), trusted.keyring, _name(given.checkpoint), trusted.kept, external_from)
+
+
+verify_bundle = command_of(VerifyBundle)
 
 
 def _verify(path: Path, trusted: Trusted, *, wants_counts: bool) -> VerifiedFile:

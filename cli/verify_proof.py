@@ -6,6 +6,7 @@ Loads no database package.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -26,7 +27,7 @@ from signing.memory import Memory, memory_of
 from signing.receipt import ABSENT, FILE_BYTES_MAX, JOB, Receipt
 from signing.receipt_judging import COMPLETENESS, ReceiptVerdict, judged
 from terminal.outcome import CommandExit, counted, findings, marked, out, readable, tell, verdict_table
-from terminal.program import Json, NoState, Signatures, State
+from terminal.program import Json, NoState, Signatures, State, command_of
 
 OUTCOMES = {
     0: "[bold green]PROVED[/]: it holds, and a key that you trust signed it",
@@ -48,46 +49,58 @@ class Trusted(NamedTuple):
     memory: Memory | None
     external: ExternalWitnesses
 
-    @classmethod
-    def load(
-        cls,
-        keys: Path | None,
-        checkpoint: Path | None,
-        witness_keys: list[str] | None,
-        tsa_ca: Path | None,
-        policy: Path | None,
-        signatures: str = "any",
-        *,
-        state: Path | None,
-        no_state: bool,
-    ) -> Trusted:
-        """Read the files that the options name; without keys nothing is remembered.
+
+@dataclass(kw_only=True)
+class TrustOptions:
+    """The options by which signatures are good, and what a ledger is compared with."""
+
+    keys: Keys = None
+    checkpoint: CheckpointFile = None
+    witness_key: WitnessKeys = None
+    tsa_ca: TsaCa = None
+    policy: PolicyFile = None
+    signatures: Signatures = "any"
+    state: State = None
+    no_state: NoState = False
+
+    @property
+    def keyring(self) -> Keyring | None:
+        """The given keys, whatever ``signatures`` demands of them."""
+        return None if self.keys is None else Keyring.load(self.keys)
+
+    @property
+    def external(self) -> ExternalWitnesses:
+        """The external witnesses that count."""
+        return ExternalWitnesses.load(self.witness_key or [], self.tsa_ca, self.policy)
+
+    @property
+    def kept(self) -> str | None:
+        """The text of the kept checkpoint."""
+        return None if self.checkpoint is None else read_kept(self.checkpoint)
+
+    def memory(self, *, is_off: bool) -> Memory | None:
+        """What is remembered of logs; nothing where ``is_off``."""
+        return memory_of(self.state, is_off=self.no_state or is_off)
+
+    def loaded(self) -> Trusted:
+        """What the options name, for files; without keys nothing is remembered.
 
         Raises:
             InvalidInputError: a file has the wrong format.
             OSError: a file cannot be read.
         """
-        keyring = demanding(signatures, Keyring.load(keys) if keys is not None else None)
-        return cls(
+        keyring = demanding(self.signatures, self.keyring)
+        kept = self.kept
+        return Trusted(
             keyring,
-            judge_kept(read_kept(checkpoint), keyring) if checkpoint is not None else None,
-            memory_of(state, is_off=no_state or keyring is None),
-            ExternalWitnesses.load(witness_keys or [], tsa_ca, policy),
+            None if kept is None else judge_kept(kept, keyring),
+            self.memory(is_off=keyring is None),
+            self.external,
         )
 
 
-def verify_proof(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Receipts to verify, each by itself.")],
-    keys: Keys = None,
-    checkpoint: CheckpointFile = None,
-    witness_key: WitnessKeys = None,
-    tsa_ca: TsaCa = None,
-    policy: PolicyFile = None,
-    signatures: Signatures = "any",
-    state: State = None,
-    no_state: NoState = False,
-    as_json: Json = False,
-) -> None:
+@dataclass(kw_only=True)
+class VerifyProof:
     """Verify receipts offline: that each entry stands, as it is shown, in the log that signed the checkpoint.
 
     Keys inside a receipt are never used: give those you trust with --keys. A
@@ -110,16 +123,26 @@ def verify_proof(
       tally verify-proof *.receipt.json --keys keys/ --checkpoint acme.checkpoint --json
       tally verify-proof job-1.receipt.json --keys trusted-keys.json --policy witnesses.policy
     """
-    trusted = Trusted.load(keys, checkpoint, witness_key, tsa_ca, policy, signatures, state=state, no_state=no_state)
-    items, lines = list[dict[str, Any]](), list[RenderableType]()
-    for path in files:
-        found = _judged(path, trusted)
-        code = ExitCode.COULD_NOT_RUN if isinstance(found, str) else exit_code_of_receipt(found.verdict)
-        about = {"file": readable(path), "exit_code": code}
-        items.append({**about, "error": found} if isinstance(found, str) else {**found.to_json(), **about})
-        lines += [marked(f"{escape(readable(path))}: {OUTCOMES[code]}"), *_lines(found)]
-    tell({**(items[0] if len(items) == 1 else {}), "receipts": items}, *lines, as_json=as_json)
-    raise CommandExit(gravest(item["exit_code"] for item in items))
+
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Receipts to verify, each by itself.")]
+    trust: TrustOptions
+    as_json: Json = False
+
+    def run(self) -> None:
+        """Verify each, and exit with the gravest code."""
+        trusted = self.trust.loaded()
+        items, lines = list[dict[str, Any]](), list[RenderableType]()
+        for path in self.files:
+            found = _judged(path, trusted)
+            code = ExitCode.COULD_NOT_RUN if isinstance(found, str) else exit_code_of_receipt(found.verdict)
+            about = {"file": readable(path), "exit_code": code}
+            items.append({**about, "error": found} if isinstance(found, str) else {**found.to_json(), **about})
+            lines += [marked(f"{escape(readable(path))}: {OUTCOMES[code]}"), *_lines(found)]
+        tell({**(items[0] if len(items) == 1 else {}), "receipts": items}, *lines, as_json=self.as_json)
+        raise CommandExit(gravest(item["exit_code"] for item in items))
+
+
+verify_proof = command_of(VerifyProof)
 
 
 def _judged(path: Path, trusted: Trusted) -> ReceiptVerdict | str:

@@ -17,7 +17,7 @@ from app.runtime.answers.chain import ListedSnapshot
 from app.runtime.settings.config import load_settings
 from cli import main
 from cli.client import LedgerClient
-from cli.prove import _Wanted
+from cli.prove import Wanted
 from ledger.errors import ConfigurationError
 from ledger.verification.verdict import ASPECTS
 from signing import receipt as form
@@ -211,16 +211,16 @@ def test_a_receipt_of_something_else_than_was_asked_for_is_none() -> None:
     of_job = form.read((ROOT / "docs" / "formats" / "example.receipt.json").read_bytes())[0]
     of_entry = msgspec.structs.replace(of_job, covers=form.ENTRY, entries=of_job.entries[:1])
     tenant, job_id = of_job.tenant_id, of_job.job_id
-    assert _Wanted(tenant, job_id, None).is_answered_by(of_job)
-    assert _Wanted(tenant, None, of_entry.seqs[0]).is_answered_by(of_entry)
+    assert Wanted(tenant, job_id, None).is_answered_by(of_job)
+    assert Wanted(tenant, None, of_entry.seqs[0]).is_answered_by(of_entry)
     for receipt, job, seq in (
         (of_entry, job_id, None),
         (of_job, None, of_job.seqs[0]),
         (of_job, "another", None),
         (of_entry, None, of_entry.seqs[0] + 1),
     ):
-        assert not _Wanted(tenant, job, seq).is_answered_by(receipt)
-    assert not _Wanted("another", job_id, None).is_answered_by(of_job)
+        assert not Wanted(tenant, job, seq).is_answered_by(receipt)
+    assert not Wanted("another", job_id, None).is_answered_by(of_job)
 
 
 def test_a_bundle_without_end_leaves_nothing_on_a_disk_that_it_filled(tmp_path: Path) -> None:

@@ -64,8 +64,8 @@ def test_entries_that_are_archived_and_leave_after_the_archive_was_read_are_read
     for dsn in (site.service_url, None):
         with pytest.raises(CommandExit):
             command.verify(
-                url,
-                tenant,
+                url=url,
+                tenant=tenant,
                 with_archive=True,
                 archive=place,
                 dsn=dsn,
