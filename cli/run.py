@@ -19,7 +19,16 @@ from cli.client import CALL_ERRORS, LedgerClient, print_wait, said
 from cli.options import Durability, Url
 from ledger.errors import InvalidInputError, LedgerError
 from ledger.exit_code import ExitCode
-from tallystick_client.command import FLUSH_PATIENCE_S, RecordedJob, Report, flush_lines, flushed, how_to_begin
+from tallystick_client.command import (
+    FLUSH_PATIENCE_S,
+    RecordedJob,
+    Report,
+    flush_lines,
+    flushed,
+    how_to_begin,
+    in_words,
+    run_unrecorded,
+)
 from terminal import program
 from terminal.outcome import CommandExit, err, fail, lose, out, readable, tell
 from terminal.program import Json
@@ -75,7 +84,7 @@ def run(
         ),
     ] = None,
     run_anyway: Annotated[
-        bool, typer.Option("--run-anyway", help="Run the command even if the ledger refuses the job.")
+        bool, typer.Option("--run-anyway", help="Run the command whatever keeps it from being a job.")
     ] = False,
     flush: Annotated[bool, typer.Option(FLUSH, help="Send what waits in the spool, and run nothing.")] = False,
 ) -> None:
@@ -87,7 +96,7 @@ def run(
     out of it. With --json the report is the last line of standard output.
 
     With --spool only a ledger that refuses the job stops the command, and with
-    --run-anyway nothing does. One that
+    --run-anyway nothing does, a wrong address or token neither. One that
     is away, or does not answer within seconds, does not: the job waits in DIR,
     and tally run --flush sends it later, once. --durability LOCAL lets jobs be
     taken while PostgreSQL alone is away.
@@ -108,9 +117,9 @@ def run(
         if spool is None or command:
             raise InvalidInputError("--flush goes with --spool DIR (or TALLY_SPOOL), and with no command")
         raise CommandExit(ExitCode.FINE if flush_spool(url, spool, as_json=as_json) else ExitCode.COULD_NOT_RUN)
+    if tenant is None or not command:
+        raise _not_run(InvalidInputError("name a tenant and a command: tally run --tenant T -- CMD"))
     try:
-        if tenant is None or not command:
-            raise InvalidInputError("name a tenant and a command: tally run --tenant T -- CMD")
         if any(each is not None and readable(each) != each for each in (tenant, dc, subject)):
             raise InvalidInputError("--tenant, --dc and --subject must be UTF-8")
         job = RecordedJob(
@@ -125,10 +134,16 @@ def run(
             said=said,
         )
         job.begin()
-    except CALL_ERRORS as error:
-        raise _not_run(error) from error
-    program.restore_umask()
-    report = job.run(command, _say, spool)
+    except Exception as error:
+        if not run_anyway:
+            if isinstance(error, CALL_ERRORS):
+                raise _not_run(error) from error
+            raise
+        program.restore_umask()
+        report = run_unrecorded(command, said(error) or in_words(error), _say)
+    else:
+        program.restore_umask()
+        report = job.run(command, _say, spool)
     if as_json:
         _printed(report)
     raise CommandExit(report["exit_code"])

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,11 +25,12 @@ from cli.run import flush_spool as flush
 from tallystick_client import JobEndedError, UnreachableError, command, spool
 from tallystick_client.command import Ended, RecordedJob, how_to_begin
 from tests.app.service_thread import serving
-from tests.app.test_cli_hostile import PAGE, PATIENCE_S, answering
+from tests.app.test_cli_hostile import PAGE, PATIENCE_S, answering, sized
 from tests.forked import ROOT
 from tests.tally import COLD, Tally, bare_environment
 
 AWAY = "http://127.0.0.1:9"
+TALLY_RUN = (sys.executable, "-c", "from tallystick_client.command import main; main()")
 CREATED_ACCEPTED_COMPLETED = ["ENQUEUE", "DEQUEUE", "COMPLETE"]
 
 
@@ -237,6 +238,40 @@ def test_whatever_answers_in_place_of_the_ledger_delays_the_command_by_seconds_o
     assert len(waiting(folder)) == 2
 
 
+@pytest.mark.parametrize("more", [b"", b"Tally-Session: \xc3\xa9\r\n"], ids=["too little", "a session of others"])
+def test_an_answer_that_no_ledger_gives_changes_no_exit_code(more: bytes, folder: Path) -> None:
+    body = b'{"job_id": "x"}' if not more else b'{"job_id": "x", "type": "JobCreated", "chain": null}'
+    with answering(sized(b"application/json", body, b"201 Created", more)) as url:
+        done = run("-t", "acme", "--spool", str(folder), "--", "sh", "-c", "exit 7", url=url)
+
+    assert done.returncode == 7, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("program", [(*COLD, "run"), TALLY_RUN], ids=["tally run", "tally-run"])
+@pytest.mark.parametrize(
+    ("option", "set_to"),
+    [
+        ((), {"TALLY_URL": "localhost"}),
+        ((), {"TALLY_TOKEN": "two words"}),
+        ((), {"ALL_PROXY": "socks5://127.0.0.1:9"}),
+        (("--sign", "/nonexistent.pem"), {}),
+        (("--dc", b"\xff"), {}),
+        (("--tenant", "No Tenant"), {}),
+    ],
+    ids=["address", "token", "proxy", "key", "place", "tenant"],
+)
+def test_a_command_that_is_to_run_anyway_runs_whatever_keeps_it_from_being_a_job(
+    program: Sequence[str], option: Sequence[str | bytes], set_to: dict[str, str], ledger: str, folder: Path
+) -> None:
+    environment = bare_environment() | {"TALLY_URL": ledger, "TALLY_SPOOL": str(folder), "PYTHONPATH": str(ROOT)}
+    arguments = [*program, "--tenant", "anyway", *option, "--run-anyway", "--", "sh", "-c", "echo working; exit 7"]
+    done = subprocess.run(arguments, env=environment | set_to, capture_output=True, timeout=PATIENCE_S, check=False)
+
+    assert (done.returncode, done.stdout) == (7, b"working\n"), done.stderr
+    assert b"Traceback" not in done.stderr
+
+
 def test_without_a_spool_an_absent_ledger_is_125_and_nothing_runs(tmp_path: Path) -> None:
     with answering(PAGE) as url:
         done = run("-t", "acme", "--", "touch", str(tmp_path / "touched"), url=url)
@@ -352,8 +387,7 @@ def test_a_flush_that_was_cut_short_is_finished_by_the_next(ledger: str, way: Lo
 
 def test_a_flush_of_the_client_reports_each_wait_for_a_ledger_that_is_away(folder: Path) -> None:
     ran(AWAY, folder, "reported")
-    tally_run = [sys.executable, "-c", "from tallystick_client.command import main; main()"]
-    arguments = [*tally_run, "--flush", "--spool", str(folder), "--url", AWAY]
+    arguments = [*TALLY_RUN, "--flush", "--spool", str(folder), "--url", AWAY]
 
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, env=bare_environment(), text=True) as process:
         assert process.stderr is not None

@@ -40,9 +40,9 @@ Say = Callable[[str, str], object]
 
 
 class Report(TypedDict):
-    """What became of a command, as ``--json`` prints it."""
+    """What became of a command, as ``--json`` prints it; ``job_id`` is None of one that is no job."""
 
-    job_id: str
+    job_id: str | None
     exit_code: int
     duration_s: float
     recorded: bool
@@ -70,7 +70,7 @@ def how_to_begin(spool: Path | None, run_anyway: bool = False) -> dict[str, Any]
 
 def in_words(error: Exception) -> str:
     """The message of an error, and its notes, in one line."""
-    return "; ".join([str(error), *getattr(error, "__notes__", ())])
+    return "; ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
 
 
 class RecordedJob:
@@ -123,11 +123,11 @@ class RecordedJob:
         """
         try:
             self._job.begin()
-        except TallystickError as error:
-            is_refused = not self._has_spool or isinstance(error, (FinalError, NotAllowedError))
-            if is_refused and not self._run_anyway:
+        except Exception as error:
+            is_away = isinstance(error, TallystickError) and not isinstance(error, (FinalError, NotAllowedError))
+            if not (self._run_anyway or (is_away and self._has_spool)):
                 raise
-            self.problem = self._said(error)
+            self.problem = self._said(error) or in_words(error)
 
     def end(self, ended: Ended) -> Recorded | None:
         """Record JobCompleted or JobFailed; returns the ledger's answer, None when the spool keeps the event.
@@ -150,26 +150,13 @@ class RecordedJob:
         if self.problem is not None:
             say(self.problem, "warning")
         say(f"job {self.job_id} {self.how_begun}", "")
-        try:
-            ended = run_command(command)
-        except OSError as error:
-            say(f"{command[0]}: {error.strerror}", "")
-            ended = Ended(NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE, None, 0.0)
+        ended = _ended(command, say)
         how = f"exit code {ended.exit_code}, {ended.duration_s:.3f} s"
-        report = Report(
-            job_id=self.job_id,
-            exit_code=ended.exit_code,
-            duration_s=round(ended.duration_s, 3),
-            recorded=False,
-            spooled=False,
-            type=None,
-            chain=None,
-            problem=None,
-        )
+        report = _report(self.job_id, ended)
         try:
             answer = self.end(ended)
-        except TallystickError as error:
-            report["problem"] = self._said(error)
+        except Exception as error:
+            report["problem"] = self._said(error) or in_words(error)
             say(f"the end of job {self.job_id} was not recorded: {report['problem']}", "error")
         else:
             if answer is None:
@@ -180,6 +167,36 @@ class RecordedJob:
                 seq = f", seq {answer['chain']['seq']}" if answer["chain"] else ""
                 say(f"job {self.job_id} {answer['type']}: {how}{seq}", "")
         return report
+
+
+def run_unrecorded(command: Sequence[str], why: str, say: Say) -> Report:
+    """Run ``command``, which ``why`` keeps from being a job."""
+    say(f"the command is no job: {why}", "error")
+    report = _report(None, _ended(command, say))
+    report["problem"] = why
+    return report
+
+
+def _ended(command: Sequence[str], say: Say) -> Ended:
+    try:
+        return run_command(command)
+    except OSError as error:
+        say(f"{command[0]}: {error.strerror}", "")
+        return Ended(NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE, None, 0.0)
+
+
+def _report(job_id: str | None, ended: Ended) -> Report:
+    """The report before its end is recorded."""
+    return Report(
+        job_id=job_id,
+        exit_code=ended.exit_code,
+        duration_s=round(ended.duration_s, 3),
+        recorded=False,
+        spooled=False,
+        type=None,
+        chain=None,
+        problem=None,
+    )
 
 
 def _directory() -> str:
@@ -274,16 +291,7 @@ def main() -> None:
     options = _parsed(sys.argv[1:])
     logging.getLogger("tallystick_client").addHandler(logging.NullHandler())
     try:
-        with Client(
-            options.url,
-            sign_with=options.sign,
-            **(
-                {"spool": options.spool, "patience_s": FLUSH_PATIENCE_S, "on_wait": _say_wait}
-                if options.flush
-                else how_to_begin(options.spool, options.run_anyway)
-            ),
-        ) as ledger:
-            sys.exit(_flush(ledger, options) if options.flush else _run(ledger, options))
+        sys.exit(_flush(options) if options.flush else _run(options))
     except (TallystickError, ValueError, OSError) as error:
         begun = "" if options.flush else "the command was not run: "
         _say(begun + in_words(error), "error")
@@ -322,7 +330,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
         help="keep the job here while the ledger is away, and run the command all the same [TALLY_SPOOL]",
     )
     parser.add_argument("--sign", default=known("TALLY_SIGN_KEY"), metavar="KEY", help="private key to sign with (PEM)")
-    parser.add_argument("--run-anyway", action="store_true", help="run the command even if the ledger refuses the job")
+    parser.add_argument("--run-anyway", action="store_true", help="run the command whatever keeps it from being a job")
     parser.add_argument("--flush", action="store_true", help="send what waits in the spool, and run nothing")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="command and its arguments")
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
@@ -337,26 +345,35 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _run(ledger: Client, options: argparse.Namespace) -> int:
-    job = RecordedJob(
-        ledger,
-        options.command,
-        options.tenant,
-        has_spool=options.spool is not None,
-        dc=options.dc,
-        durability=options.durability,
-        subject=options.subject,
-        run_anyway=options.run_anyway,
-    )
-    job.begin()
-    report = job.run(options.command, _say, options.spool)
+def _run(options: argparse.Namespace) -> int:
+    try:
+        job = RecordedJob(
+            Client(options.url, sign_with=options.sign, **how_to_begin(options.spool, options.run_anyway)),
+            options.command,
+            options.tenant,
+            has_spool=options.spool is not None,
+            dc=options.dc,
+            durability=options.durability,
+            subject=options.subject,
+            run_anyway=options.run_anyway,
+        )
+        job.begin()
+    except Exception as error:
+        if not options.run_anyway:
+            raise
+        report = run_unrecorded(options.command, in_words(error), _say)
+    else:
+        report = job.run(options.command, _say, options.spool)
     if options.json:
         _print(json.dumps(report), sys.stdout)
     return report["exit_code"]
 
 
-def _flush(ledger: Client, options: argparse.Namespace) -> int:
-    report = flushed(ledger, options.spool)
+def _flush(options: argparse.Namespace) -> int:
+    with Client(
+        options.url, sign_with=options.sign, spool=options.spool, patience_s=FLUSH_PATIENCE_S, on_wait=_say_wait
+    ) as ledger:
+        report = flushed(ledger, options.spool)
     if options.json:
         _print(json.dumps({**vars(report), "jobs": len(report.jobs)}), sys.stdout)
     else:

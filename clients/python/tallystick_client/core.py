@@ -56,6 +56,8 @@ QUOTED_CHARACTERS = 60
 """How much of an answer that is not a ledger's is shown."""
 JSON, NDJSON = "application/json", "application/x-ndjson"
 
+_TOKEN = re.compile("[A-Za-z0-9_-]+")
+"""A session token."""
 _SPAN = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 OnWait = Callable[[Exception, float], object]
@@ -243,8 +245,8 @@ class Core:
 
     def _learn(self, reply: Reply) -> None:
         """Remember the answered write, unless a later one of that node is known."""
-        token = reply.headers.get("Tally-Session")
-        if token is None:
+        token = reply.headers.get("Tally-Session", "")
+        if _TOKEN.fullmatch(token) is None:
             return
         node, position = _place(token)
         known = self._sessions.pop(node, None)

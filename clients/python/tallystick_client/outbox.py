@@ -257,7 +257,7 @@ class Outbox:
                 # The key is made of the id of the job: its caller has given none.
                 why = "this job began before with another spec or place: take another job_id, or begin it as it was"
                 raise JobExistsError(error.status, "job-exists", why, error.members, error.location) from error
-            if "job_id" not in value_of(reply):
+            if not {"job_id", "type", "chain"} <= value_of(reply).keys():
                 raise no_ledger(reply)  # such as a page to log in at, which would have the file removed
             replies.append(reply)
         if unshown is not None:
