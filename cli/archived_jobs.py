@@ -55,6 +55,8 @@ class ArchivedList:
             InvalidInputError: an option is malformed, or too many jobs match.
         """
         statuses = tuple(dict.fromkeys(status.upper() for status in asked["status"]))
+        if asked["sort"] is not None:
+            raise InvalidInputError("--sort, --order: a list of an archive begins with the newest job")
         if odd := [status for status in statuses if status not in STATUSES]:
             raise InvalidInputError(f"--status {odd[0]}: there are {', '.join(STATUSES)}")
         wanted = JobFilter(
@@ -65,6 +67,7 @@ class ArchivedList:
             asked["error"],
             asked["id_part"],
             bool(asked["in_conflict"]),
+            asked["name"],
         )
         since = moment("since", asked["since"], rfc3339.at_or_after)
         until = moment("until", asked["until"], rfc3339.at_or_after)

@@ -18,10 +18,12 @@ from app.runtime.answers.chain import EntryAnswer
 from app.runtime.answers.jobs import JobAnswer, JobEventList, JobList, JobSummary
 from cli.client import LedgerClient, Service, print_wait, trusted_keys
 from cli.options import Keys, Tenant, Url
+from ledger import errors
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
+from ledger.machines.job_search import Direction, Sort
 from ledger.text import printable
-from tallystick_client import Entry
+from tallystick_client import Entry, JobNotFoundError
 from terminal.outcome import CommandExit, aligned, counted, err, out, tell
 from terminal.program import Json
 
@@ -53,7 +55,10 @@ Limit = Annotated[
 def jobs(
     tenant: Tenant,
     client: Service,
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Show this job, and what happened to it.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="[JOB]", help="Show the job of this id, else list those of this name."),
+    ] = None,
     status: Annotated[list[str] | None, typer.Option("--status", help="Of this status; again, or that.")] = None,
     since: Annotated[
         str | None, typer.Option("--since", metavar="T", help="Created then or later: RFC 3339 or an HLC.")
@@ -66,6 +71,8 @@ def jobs(
     id_part: Annotated[
         str | None, typer.Option("--id-part", metavar="TEXT", help="Its id or name contains this.")
     ] = None,
+    sort: Annotated[Sort, typer.Option("--sort", help="What a list goes by.")] = Sort.CREATED_AT,
+    order: Annotated[Direction, typer.Option("--order", help="desc: the newest or longest first.")] = Direction.DESC,
     in_conflict: Annotated[bool, typer.Option("--in-conflict", help="Created more than once, differently.")] = False,
     summary: Annotated[
         bool, typer.Option("--summary", help="Count jobs, with their run times, instead of listing them.")
@@ -85,6 +92,9 @@ def jobs(
 ) -> None:
     """List or search the jobs of a tenant, newest first, or show one and its timeline.
 
+    By --sort ended_at or run_ms a list has the jobs that ended, or ran, the last
+    to end or the longest first.
+
     With --archive jobs are read from an archive, those that left the database
     as well, as of its last entry. Its manifests must be signed by --keys, else
     by keys that the service publishes. Private values are not revealed.
@@ -98,6 +108,7 @@ def jobs(
       tally jobs -t acme --where spec.image=report:1 --where spec.labels.team=ml
       tally jobs -t acme --error OOMKilled --csv > failed.csv
       tally jobs -t acme --id-part nightly
+      tally jobs -t acme --sort run_ms --limit 10
       tally jobs -t acme --summary --by error --since 2026-11-01T00:00:00Z
       tally jobs -t acme nightly-report-17
       tally jobs -t acme nightly-report-17 --archive s3://ledger-archive/prod --keys trusted-keys.json
@@ -112,7 +123,11 @@ def jobs(
         "error": error,
         "id_part": id_part,
         "in_conflict": True if in_conflict else None,
+        "name": None,
+        **dict.fromkeys(("sort", "order")),
     }
+    if (sort, order) != (Sort.CREATED_AT, Direction.DESC):
+        asked |= {"sort": sort.value, "order": order.value}
     if summary or by is not None:
         kept = {name: asked.pop(name) for name in ("since", "until", "dc")}
         if job is not None or as_csv or archive is not None or any(asked.values()):
@@ -121,18 +136,27 @@ def jobs(
         _print_summary(client.get("/v1/jobs/summary", JobSummary, **params), as_json)
         return
     if job is not None and (as_csv or limit is not None or any(asked.values())):
-        raise InvalidInputError("a job is shown by its name and tenant alone; the other options are of lists")
+        raise InvalidInputError("a job is shown by its id or name and tenant alone; the other options are of lists")
     if as_csv and as_json:
         raise InvalidInputError("say --csv or --json, not both")
     archived = None if archive is None else _archived(archive, tenant, keys, client)
+    missing: Exception | None = None
     if job is not None:
-        _show(tenant, *(_one(client, tenant, job) if archived is None else archived.one(job)), as_json)
-        return
+        try:
+            _show(tenant, *(_one(client, tenant, job) if archived is None else archived.one(job)), as_json)
+            return
+        except (JobNotFoundError, errors.JobNotFoundError) as error:
+            asked["name"], missing = job, error
     damaged: list[dict[str, str]] = []
     if archived is None:
         found = _found(client, {"tenant_id": tenant, **asked}, limit, damaged)
     else:
         found = iter(archived.find(asked, limit if limit or as_csv or as_json else SHOWN + 1))
+    if missing is not None:
+        if (first := next(found, None)) is None:
+            raise missing
+        err.print(printable(f"no job has the id {job}; of this name:"), markup=False)
+        found = chain((first,), found)
     if as_csv:
         _print_csv(found if limit is None else islice(found, limit))
     elif as_json:
@@ -236,15 +260,16 @@ def _print_lines(found: Sequence[Mapping[str, Any]], limit: int) -> None:
             _short(job["name"]),
             " ".join(job["assigned_dcs"]),
             _short(job["actor"]),
+            "-" if job["run_ms"] is None else _duration(job["run_ms"]),
             _short(job["error"]),
         )
         for job in found[:limit]
     ]
-    head = ("STATUS", f"CREATED ({_zone()})", "LAST", "JOB", "NAME", "DCS", "ACTOR", "ERROR")
+    head = ("STATUS", f"CREATED ({_zone()})", "LAST", "JOB", "NAME", "DCS", "ACTOR", "RAN", "ERROR")
     for line in aligned([head, *told]):
         out.print(line, markup=False)
     if len(found) > limit:
-        err.print(f"the newest {limit}; there are more (--limit)", markup=False)
+        err.print(f"the first {limit}; there are more (--limit)", markup=False)
 
 
 def _one(client: LedgerClient, tenant: str, job_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -19,9 +19,9 @@ from app.store.following import Place
 from app.store.jobs import figures as job_figures
 from app.store.jobs import search as job_search
 from app.store.jobs.figures import BY_STATUS, Wanted
+from app.store.jobs.order import CreatedHlc, ListRange, Order, Position
 from app.store.jobs.table import ListedRow
 from app.store.reading import Pool, json_in, reading
-from app.store.reads import CreatedHlc
 from app.trust.retention import RetentionReader
 from ledger import rfc3339
 from ledger.chain.conflict import held_event
@@ -52,12 +52,12 @@ LOOKING_S: Final = 2.0
 
 
 class _Found(NamedTuple):
-    """Jobs of a list, jobs left out because they are damaged, and the creation after which the next part begins, None
+    """Jobs of a list, jobs left out because they are damaged, and the position after which the next part begins, None
     if there is no next part."""
 
     states: Sequence[jobs.JobState]
     damaged: Sequence[DamagedJob]
-    last: CreatedHlc | None
+    last: Position | None
 
 
 class Page(NamedTuple):
@@ -65,7 +65,7 @@ class Page(NamedTuple):
     here but are not among the items, because their stored rows differ from what was chained."""
 
     items: list[dict[str, Any]]
-    last: CreatedHlc | None
+    last: Position | None
     consistency: dict[str, Any]
     damaged: Sequence[dict[str, str]] = ()
 
@@ -170,11 +170,10 @@ class JobReader:
         tenant_id: str,
         promise: Promise,
         wanted: JobFilter,
-        since: CreatedHlc | None,
-        below: CreatedHlc | None,
+        listed: ListRange,
         limit: int,
     ) -> Page:
-        """Jobs of the tenant that match ``wanted``, newest first, created at ``since`` or later and before ``below``.
+        """Jobs of the tenant that match ``wanted``, as ``listed`` says.
 
         Lists come from the job table. All levels but EVENTUAL wait until the table has followed the chain to its end
         as of the first read; the answer reports the table's position. A page for which entries of many jobs were read
@@ -185,12 +184,11 @@ class JobReader:
         """
 
         async def find(connection: Connection, place: Place) -> _Found:
-            if wanted.looks_inside:
-                return await self._searched(connection, tenant_id, place, wanted, since, below, limit)
-            rows, last = await reads.list_jobs(
-                connection, tenant_id, wanted.statuses, wanted.actor, since, below, limit
-            )
-            states, damaged, cut = await self._states(connection, tenant_id, rows, place)
+            is_unindexed = not listed.order.is_by_creation and wanted.actor is not None
+            if wanted.looks_inside or is_unindexed or listed.is_within_creations:
+                return await self._searched(connection, tenant_id, place, wanted, listed, limit)
+            rows, last = await reads.list_jobs(connection, tenant_id, wanted.statuses, wanted.actor, listed, limit)
+            states, damaged, cut = await self._states(connection, tenant_id, rows, place, listed.order)
             return _Found([state for state in states if wanted.finds(state)], damaged, cut or last)
 
         return await self._listed(tenant_id, promise, find)
@@ -208,12 +206,12 @@ class JobReader:
         async def find(connection: Connection, place: Place) -> _Found:
             found: list[jobs.JobState] = []
             damaged: list[DamagedJob] = []
-            last = below
+            last: Position | None = below
             for _ in range(CANCELLATION_PAGES_MAX):
                 rows, last = await reads.list_jobs(
-                    connection, tenant_id, (CANCELLING,), None, None, last, CANCELLATIONS_A_PAGE
+                    connection, tenant_id, (CANCELLING,), None, ListRange(after=last), CANCELLATIONS_A_PAGE
                 )
-                states, met, cut = await self._states(connection, tenant_id, rows, place)
+                states, met, cut = await self._states(connection, tenant_id, rows, place, Order())
                 last = cut or last
                 damaged += met
                 for state in states:
@@ -228,12 +226,12 @@ class JobReader:
         return await self._listed(tenant_id, promise, find)
 
     async def _states(
-        self, connection: Connection, tenant_id: str, rows: Sequence[ListedRow], place: Place
-    ) -> tuple[Sequence[jobs.JobState], Sequence[DamagedJob], CreatedHlc | None]:
+        self, connection: Connection, tenant_id: str, rows: Sequence[ListedRow], place: Place, order: Order
+    ) -> tuple[Sequence[jobs.JobState], Sequence[DamagedJob], Position | None]:
         """The jobs of these rows as of the table's position, the damaged ones, and the row after which the next part
         begins, None if all were read."""
         states, damaged, read = await self._folded.states_of(connection, tenant_id, rows, place.seq)
-        return states, damaged, None if read == len(rows) else reads.created_of(rows[read - 1])
+        return states, damaged, None if read == len(rows) else reads.position_of(order, rows[read - 1])
 
     async def summary(self, promise: Promise, wanted: Wanted, limit: int) -> dict[str, Any]:
         """The figures of the jobs of a tenant, as ``GET /v1/jobs/summary`` shows them, as fresh as a list: at most
@@ -367,8 +365,7 @@ class JobReader:
         tenant_id: str,
         place: Place,
         wanted: JobFilter,
-        since: CreatedHlc | None,
-        below: CreatedHlc | None,
+        listed: ListRange,
         limit: int,
     ) -> _Found:
         """Jobs whose entries match, as far as the search came within its time and bounds."""
@@ -377,7 +374,7 @@ class JobReader:
         fragments, give_up_s, left = wanted.fragments(), time.monotonic() + LOOKING_S, LOOKED_AT_MAX
         declared = (await job_search.declared(connection, [tenant_id])).get(tenant_id)
         terms = wanted.terms(declared.fields) if declared is not None and declared.built_to is None else []
-        term = await job_search.narrowest(connection, tenant_id, terms)
+        term = await job_search.narrowest(connection, tenant_id, terms, listed.order)
         while True:
             part = await job_search.candidates(
                 connection,
@@ -386,18 +383,18 @@ class JobReader:
                 wanted.actor,
                 fragments,
                 term,
-                since,
-                below,
+                listed,
                 limit - len(found),
                 min(LOOKED_AT_ONCE, left),
                 in_conflict=wanted.in_conflict,
             )
-            states, met, cut = await self._states(connection, tenant_id, part.jobs, place)
+            states, met, cut = await self._states(connection, tenant_id, part.jobs, place, listed.order)
             found += [state for state in states if wanted.finds(state)]
             damaged += met
-            below, left = cut or part.last, left - part.looked_at
-            if below is None or len(found) == limit or left <= 0 or time.monotonic() > give_up_s:
-                return _Found(found, damaged, below)
+            last, left = cut or part.last, left - part.looked_at
+            if last is None or len(found) == limit or left <= 0 or time.monotonic() > give_up_s:
+                return _Found(found, damaged, last)
+            listed = listed._replace(after=last)
 
     async def _creations(
         self, tenant_id: str, state: jobs.JobState, view: dict[str, Any], events: Sequence[ListedEntry]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple, cast
+from functools import cache
+from typing import NamedTuple
 
 import asyncpg
 import orjson
@@ -15,10 +16,10 @@ from app.store.departed import departed_key
 from app.store.entry_check import EntryCheck
 from app.store.exclusions import newest_statement
 from app.store.following import Place
+from app.store.jobs.order import OLDEST, CreatedHlc, ListRange, Order, Position, by
 from app.store.jobs.table import (
     ENTRIES_MAX,
     ENTRY,
-    EVER,
     FOLLOWER,
     PLACES,
     EntryRow,
@@ -36,9 +37,6 @@ from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS
 from ledger.verification.projection_check import StoredJob
 
 _SEQ, _T_HLC, _PAYLOAD = map(ENTRY_COLUMNS.index, ("seq", "t_hlc", "payload"))
-
-CreatedHlc = tuple[int, int, str]
-"""HLC parts of a job's creation, which is its place in the list of jobs."""
 
 
 class TokenPosition(NamedTuple):
@@ -129,11 +127,6 @@ _ROW_AT, _ENTRY_AT = 8, 7 + len(JOB_COLUMNS)
 """Index of the first column of the job table's row, and of the entry."""
 
 
-OLDEST: CreatedHlc = (-1, -1, "")
-
-ORDER = "created_physical DESC, created_logical DESC, created_node DESC"
-
-
 def size_of_job(row: str) -> str:
     """The query for the payload bytes of ``row``, one of the job table."""
     return f"""
@@ -143,32 +136,30 @@ SELECT coalesce(sum(octet_length(payload::text)), 0) AS bytes
 """
 
 
-def _jobs_where(condition: str) -> str:
-    """The query for a page of the jobs that match ``condition``.
+@cache
+def jobs_query(order: Order, *, is_of_actor: bool) -> str:
+    """The query for a page of jobs in this order, of one creator if ``is_of_actor``.
 
-    An index has the jobs of each status in order; a list of several statuses merges the newest of each. The page ends
+    An index has the jobs of each status in order; a list of several statuses merges the first of each. The page ends
     by the payload bytes of its jobs, before these are read.
     """
+    condition = f" AND created_by = ${4 + 2 * len(order.columns)}" if is_of_actor else ""
+    in_order = by(order.columns, order.direction)
     listed = f"""
 SELECT j.*, size.bytes
-  FROM (SELECT newest.*
-          FROM unnest($9::text[]) AS listed(status)
+  FROM (SELECT first.*
+          FROM unnest($3::text[]) AS listed(status)
          CROSS JOIN LATERAL (
                SELECT * FROM scheduler.jobs
-                WHERE {condition} AND status = listed.status
-                  AND (created_physical, created_logical, created_node) < ($2, $3, $4)
-                  AND (created_physical, created_logical, created_node) >= ($6, $7, $8)
-                ORDER BY {ORDER} LIMIT $5 + 1) AS newest
-         ORDER BY {ORDER} LIMIT $5 + 1) AS j
+                WHERE tenant_id = $1{condition} AND status = listed.status AND {order.within(4)}
+                ORDER BY {in_order} LIMIT $2 + 1) AS first
+         ORDER BY {in_order} LIMIT $2 + 1) AS j
  CROSS JOIN LATERAL ({size_of_job("j")}) AS size
 """
     return f"""
-SELECT page.job_id, {stored("page")}, found FROM {page_of(listed, ORDER, limit="$5")} AS page ORDER BY number
+SELECT page.job_id, {stored("page")}, found FROM {page_of(listed, in_order, limit="$2")} AS page ORDER BY number
 """
 
-
-_JOBS = _jobs_where("tenant_id = $1")
-_JOBS_OF_ACTOR = _jobs_where("tenant_id = $1 AND created_by = $10")
 
 _STATE = f"""
 (CASE WHEN seq <= (SELECT max(to_seq) FROM scheduler.batch_snapshot WHERE tenant_id = $1) THEN 'COMPACTED'
@@ -293,26 +284,26 @@ async def list_jobs(
     tenant_id: str,
     statuses: Sequence[str],
     actor: str | None,
-    since: CreatedHlc | None,
-    below: CreatedHlc | None,
+    listed: ListRange,
     limit: int,
-) -> tuple[list[ListedRow], CreatedHlc | None]:
-    """Jobs of a tenant with one of these statuses, newest first, created at ``since`` or later and before ``below``;
-    only those created by the principal ``actor``, if given. Besides, the last row's place if more jobs follow.
+) -> tuple[list[ListedRow], Position | None]:
+    """Jobs of a tenant with one of these statuses; only those created by the principal ``actor``, if given. Besides,
+    the last row's position if more jobs follow. A list that does not go by creation MUST NOT be of an actor, or of
+    those created at some time.
 
-    A job whose creation is not in the chain has no place in this order and is not listed.
+    A job whose creation is not in the chain has no position and is not listed.
     """
-    bounds = (*(below or EVER), limit, *(since or OLDEST))
-    query, by = (_JOBS, ()) if actor is None else (_JOBS_OF_ACTOR, (actor,))
-    rows = await connection.fetch(query, tenant_id, *bounds, statuses or STATUSES, *by)
-    listed = [ListedRow(row[0], StoredJob(*row[:-1])) for row in rows]
-    return listed, created_of(listed[-1]) if rows and rows[-1]["found"] > len(rows) else None
+    query = jobs_query(listed.order, is_of_actor=actor is not None)
+    creator = () if actor is None else (actor,)
+    rows = await connection.fetch(query, tenant_id, limit, statuses or STATUSES, *listed.bounds, *creator)
+    found = [ListedRow(row[0], StoredJob(*row[:-1])) for row in rows]
+    return found, position_of(listed.order, found[-1]) if rows and rows[-1]["found"] > len(rows) else None
 
 
-def created_of(row: ListedRow) -> CreatedHlc:
-    """The row's place in list order; a row without a creation is not listed."""
+def position_of(order: Order, row: ListedRow) -> Position:
+    """The position of a listed row, which is in the table."""
     assert row.stored is not None
-    return cast("CreatedHlc", (row.stored.created_physical, row.stored.created_logical, row.stored.created_node))
+    return order.position(row.stored)
 
 
 async def list_job_events(

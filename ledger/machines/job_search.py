@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from ledger import canonical, names
@@ -39,6 +40,21 @@ FIELDS_MAX: Final = 16
 
 _SPAN: Final = re.compile(names.SPAN)
 _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
+
+
+class Sort(StrEnum):
+    """The member of a listed job by which a list goes."""
+
+    CREATED_AT = "created_at"
+    ENDED_AT = "ended_at"
+    RUN_MS = "run_ms"
+
+
+class Direction(StrEnum):
+    """Whether the highest is first."""
+
+    DESC = "desc"
+    ASC = "asc"
 
 
 class FieldIs(NamedTuple):
@@ -68,17 +84,20 @@ class JobFilter(NamedTuple):
     """Part of the job's id or of its name; ASCII letters match in either case."""
     in_conflict: bool = False
     """Whether there is a conflict about the job."""
+    name: str | None = None
+    """The job's whole name."""
 
     @property
     def looks_inside(self) -> bool:
         """Whether the job's entries must be read."""
-        texts = (self.dc, self.error, self.id_part)
+        texts = (self.dc, self.error, self.id_part, self.name)
         return self.in_conflict or bool(self.fields) or any(text is not None for text in texts)
 
     def fragments(self) -> list[str]:
         """Texts in lower case (ASCII). Every job that is found has each of them in its id or in some entry, in any JSON
         escaping: jobs without them need not be folded."""
-        texts = (self.dc, self.error, *(self.id_part or "").split(" "))
+        # A name may be words of a command.
+        texts = (self.dc, self.error, *(self.id_part or "").split(" "), *(self.name or "").split(" "))
         wanted = (*(each.text for each in self.fields), *(text for text in texts if text))
         return [_lower(max(_ESCAPED.split(text), key=len)) for text in wanted]
 
@@ -95,6 +114,8 @@ class JobFilter(NamedTuple):
             part = _lower(self.id_part)
             if part not in _lower(state.job_id) and part not in _lower(name_of(state) or ""):
                 return False
+        if self.name is not None and self.name != name_of(state):
+            return False
         if self.dc is not None and self.dc not in dcs_of(state):
             return False
         if self.error is not None:

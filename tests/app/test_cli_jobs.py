@@ -54,6 +54,24 @@ def test_jobs_are_listed_for_people_newest_first_in_their_zone(url: str) -> None
     assert (int(hours["UTC"][:2]) + 9) % 24 == int(hours["Asia/Tokyo"][:2])
 
 
+def test_a_job_is_shown_by_its_id_and_else_those_of_its_name_are_listed(url: str) -> None:
+    assert "job-3 of acme is SUBMITTED" in tally(url, "job-3")
+    head, line = tally(url, "report-3").splitlines()
+    assert (head.split()[0], line.split()[5:7]) == ("STATUS", ["job-3", "report-3"])
+    assert [job["job_id"] for job in json.loads(tally(url, "report-3", "--json"))["items"]] == ["job-3"]
+    done = run_tally("jobs", "-t", "acme", "report-3", TALLY_URL=url)
+    assert (done.returncode, done.stderr) == (0, "no job has the id report-3; of this name:\n")
+    assert "job-not-found" in tally(url, "report", code=1)
+
+
+def test_jobs_are_listed_by_end_and_from_the_oldest(url: str) -> None:
+    found = json.loads(tally(url, "--order", "asc", "--limit", "2", "--json"))
+    assert [job["job_id"] for job in found["items"]] == ["job-0", "job-1"]
+    head, line = tally(url, "--sort", "run_ms").splitlines()
+    assert (head.split()[-2:], line.split()[5]) == (["RAN", "ERROR"], "job-7")
+    assert " ms  " in line
+
+
 def test_a_report_is_made_by_the_service_and_written_whole(url: str, tmp_path: Path) -> None:
     page = tmp_path / "acme.html"
     asked = ("report", "-t", "acme", "-o", str(page))
@@ -139,6 +157,8 @@ def test_one_job_is_shown_with_what_happened_to_it(url: str) -> None:
         (("job-7", "--status", "failed"), "the other options are of lists"),
         (("--csv", "--json"), "not both"),
         (("no-such-job",), "job-not-found"),
+        (("--sort", "duration"), "created_at"),
+        (("--summary", "--sort", "run_ms"), "--summary goes with"),
     ],
 )
 def test_what_cannot_be_asked_is_said(url: str, arguments: tuple[str, ...], said: str) -> None:

@@ -18,6 +18,7 @@ from app.read.revealing import Revealing
 from app.runtime.state.node import Node
 from app.runtime.state.session import Token
 from app.store.entry_check import EntryCheck
+from app.store.jobs.order import ListRange
 from app.store.jobs.table import JobFolds
 from app.store.reads import TokenPosition
 from app.trust.privacy_knowledge import PrivacyKnowledge
@@ -205,8 +206,8 @@ Answer = Awaitable[dict[str, object] | Page]
 READS: dict[str, Callable[[JobReader, Promise], Answer]] = {
     "job": lambda reader, promise: reader.read("acme", "job", promise, None),
     "job of any tenant": lambda reader, promise: reader.read(None, "job", promise, None),
-    "list": lambda reader, promise: reader.list("acme", promise, JobFilter(), None, None, 10),
-    "search": lambda reader, promise: reader.list("acme", promise, JobFilter(dc="nowhere"), None, None, 10),
+    "list": lambda reader, promise: reader.list("acme", promise, JobFilter(), ListRange(), 10),
+    "search": lambda reader, promise: reader.list("acme", promise, JobFilter(dc="nowhere"), ListRange(), 10),
     "events": lambda reader, promise: reader.list_events("acme", "job", promise, None, 10),
 }
 every_read = pytest.mark.parametrize("ask", READS.values(), ids=READS.keys())

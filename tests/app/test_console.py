@@ -536,12 +536,13 @@ def test_a_job_is_found_by_part_of_its_name_counted_and_sorted_and_exported_with
     expect(page.get_by_text("found: 4 jobs")).to_be_visible()
     for first, ids in (
         ("the longest", ["id-two", "id-three", "id-one"]),
+        ("the first to end", ["id-one", "id-two", "id-three"]),
         ("the last to end", ["id-three", "id-two", "id-one"]),
     ):
         page.get_by_label("First").select_option(first)
         page.get_by_role("button", name="Search").click()
         expect(page.get_by_role("rowheader")).to_have_text(ids)
-    assert page.url.endswith("?id_part=nightly&sort=ended")
+    assert page.url.endswith("?id_part=nightly&sort=ended_at&order=desc")
     expect(console.go("job/sorted/id-two").locator(".timeline > li").nth(2)).to_contain_text(
         "1 h 2 min later in its trace"
     )
@@ -551,7 +552,7 @@ def test_a_job_is_found_by_part_of_its_name_counted_and_sorted_and_exported_with
         page.get_by_role("button", name="Save as CSV").click()
     table = [*csv.DictReader(Path(downloading.value.path()).read_text().splitlines())]
     assert [(row["name"], row["run_ms"]) for row in table][1:] == [
-        ("'=Nightly three", "60000"), ("'=Nightly two", "3725000"), ("'=Nightly one", "3000")
+        ("'=Nightly two", "3725000"), ("'=Nightly one", "3000")
     ]  # fmt: skip
     page = console.go("jobs/sorted?id_part=id-o")
     expect(page.get_by_text("found: 1 job")).to_be_visible()
@@ -666,8 +667,14 @@ def test_pages_of_jobs_say_how_many_were_found_so_far(console: Console) -> None:
     expect(page.get_by_text("found: 60 jobs")).to_be_visible()
     page = console.go("jobs/many?id_part=j-")
     expect(page.get_by_text("found: more than 50 jobs")).to_be_visible()
-    page.get_by_role("link", name="Older jobs").click()
+    page.get_by_role("link", name="More jobs").click()
     expect(page.get_by_text("found: 60 jobs")).to_be_visible()
+    page = console.go("jobs/many?sort=created_at&order=asc")
+    expect(page.get_by_role("rowheader").first).to_have_text("j-000")
+    page.get_by_role("link", name="More jobs").click()
+    expect(page.get_by_role("rowheader").first).to_have_text("j-050")
+    page.get_by_role("link", name="To the oldest").click()
+    expect(page.get_by_role("rowheader").first).to_have_text("j-000")
 
 
 def test_who_goes_back_is_where_he_was(console: Console) -> None:

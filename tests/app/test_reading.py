@@ -13,6 +13,7 @@ import pytest
 
 from app.dev.embedded import EmbeddedPostgres
 from app.store import reads
+from app.store.jobs.order import Order
 from ledger import chain, merkle
 from ledger.facts.statuses import STATUSES
 from ledger.hlc import Hlc
@@ -84,8 +85,8 @@ def test_jobs_are_listed_newest_first_once_each(client: httpx.Client) -> None:
 
 
 LISTS = [
-    pytest.param(reads._JOBS, "", "jobs_newest_by_status", id="all"),
-    pytest.param(reads._JOBS_OF_ACTOR, ", 'somebody'", "jobs_newest_by_actor", id="of an actor"),
+    pytest.param(reads.jobs_query(Order(), is_of_actor=False), "", "jobs_newest_by_status", id="all"),
+    pytest.param(reads.jobs_query(Order(), is_of_actor=True), ", 'somebody'", "jobs_newest_by_actor", id="of an actor"),
 ]
 
 
@@ -97,7 +98,7 @@ async def test_a_list_of_jobs_reads_a_page_of_each_status_at_most_from_the_newer
     async with connected_to(database.service_url) as connection:
         await connection.execute(f"SET plan_cache_mode = {plans}")
         await connection.execute(f"PREPARE asked AS {query}")
-        asked = f"'acme', 9, 9, 'n', 50, 0, 0, '', '{{{','.join(STATUSES)}}}'{more}"
+        asked = f"'acme', 50, '{{{','.join(STATUSES)}}}', 9, 9, 'n', 0, 0, ''{more}"
         plan = [row[0].strip() for row in await connection.fetch(f"EXPLAIN EXECUTE asked({asked})")]
     (scan,) = (at for at, line in enumerate(plan) if " on jobs " in line)
     assert plan[scan].startswith(f"->  Index Scan Backward using {index}"), plan

@@ -13,6 +13,7 @@ import pytest
 
 from app.read import jobs as read_jobs
 from app.store.jobs import search as job_search
+from app.store.jobs.order import ListRange
 from app.write.followers import job_table
 from tests.app.chains import until
 from tests.app.client import Client
@@ -210,5 +211,5 @@ async def test_an_event_that_a_conflict_keeps_is_looked_into_whatever_its_bytes_
         "INSERT INTO scheduler.jobs (tenant_id, job_id, status, created_physical, created_logical, created_node,"
         " last_seq, seqs) VALUES ('acme', 'kept', 'SUBMITTED', 1, 1, 'n', 1, '{1}')"
     )
-    found = await job_search.candidates(superuser, "acme", (), None, ["a/b:1"], None, None, None, 10, 10)
+    found = await job_search.candidates(superuser, "acme", (), None, ["a/b:1"], None, ListRange(), 10, 10)
     assert [job.job_id for job in found.jobs] == may_be_found

@@ -15,6 +15,7 @@ from app.dev.account import find_package
 from app.read import checking
 from app.runtime.postgres import NAMES, RELIED_UPON, parse_address
 from app.store import chaining, following, reads, sessions
+from app.store.jobs.order import ListRange
 from app.store.sessions import AT_A_NODE
 from ledger.errors import ConfigurationError, StartRefusedError
 from pipeline.places import statements
@@ -100,7 +101,7 @@ async def test_a_node_works_whatever_its_database_or_login_sets(
 async def test_a_session_of_a_node_plans_what_it_reads_once_and_not_for_each_value(database: Database) -> None:
     connection = await sessions.connect(database.service_url, AT_A_NODE)
     for number in range(3):
-        await reads.list_jobs(connection, f"tenant-{number}", (), None, None, None, 100)
+        await reads.list_jobs(connection, f"tenant-{number}", (), None, ListRange(), 100)
         await reads.job_and_seen(connection, f"tenant-{number}", "job", 0, [], "node")
         await reads.place_and_seen(connection, f"tenant-{number}", [], "node")
     counted = "SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE generic_plans + custom_plans >= 3"

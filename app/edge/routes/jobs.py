@@ -54,7 +54,7 @@ from app.runtime.answers.jobs import DurabilityAnswer, JobAnswer, JobEventList, 
 from app.runtime.principals import Right
 from app.runtime.state.session import SessionTokens
 from app.store.jobs.figures import BY_DAY, BY_DC, BY_HOUR, BY_STATUS, ERROR, Wanted
-from app.store.reads import CreatedHlc
+from app.store.jobs.order import ListRange, Order, Position
 from ledger import rfc3339
 from ledger.errors import InvalidInputError, refuse, reported_as
 from ledger.facts.statuses import STATUSES
@@ -63,8 +63,10 @@ from ledger.machines.job_search import (
     CONDITIONS_MAX,
     TRACE,
     VALUE_CHARACTERS_MAX,
+    Direction,
     FieldIs,
     JobFilter,
+    Sort,
     check_field,
     field_is,
 )
@@ -300,12 +302,11 @@ NEXT_CURSOR = "Tally-Next-Cursor"
 DAMAGED = "DAMAGED"
 """In the place of a status, in a row of a table that names a damaged job."""
 
-_JOBS = Cursors("jobs", hlc_position)
 _EMPTY: Final = dict.fromkeys(CSV_JOB_COLUMNS)
 _VARIES: Final = {"Vary": "Accept"}
 _FORMS = answered(
     JobList,
-    description="Jobs, newest first.",
+    description="Jobs, newest first, or in another order.",
     headers={
         NEXT_CURSOR: {
             "schema": {"type": "string"},
@@ -379,39 +380,53 @@ async def list_jobs(
     where: WhereQuery = [],  # noqa: B006
     error: ErrorQuery = None,
     id_part: IdPartQuery = None,
+    name: Annotated[
+        str | None, Query(min_length=1, max_length=VALUE_CHARACTERS_MAX, description="Of this name, the whole of it.")
+    ] = None,
     in_conflict: Annotated[bool, Query(description="With a conflict, such as two creations that differ.")] = False,
+    sort: Annotated[
+        Sort,
+        Query(description="What the list goes by. By `ended_at` only jobs that ended, by `run_ms` those that ran."),
+    ] = Sort.CREATED_AT,
+    direction: Annotated[
+        Direction,
+        Query(alias="order", description="Whether the newest, the last to end or the longest is the first."),
+    ] = Direction.DESC,
     limit: Annotated[
         Limit | None, Query(description=f"Most items in the answer; {LIMIT} if left out, as CSV or NDJSON all.")
     ] = None,
     cursor: CursorQuery = None,
 ) -> Response:
-    """Jobs of a tenant, newest first: all, or those of which all is true that is asked for. With `Accept: text/csv` or
-    `application/x-ndjson` and no `limit`, every job is sent. A page of what `dc`, `where`, `error`, `id_part` or
-    `in_conflict` ask for may have fewer than `limit` items and still a `next_cursor`: so many jobs are looked at for
-    one. A job of which what is stored is not what was chained is not among the items: `damaged` names it and says why.
-    As NDJSON it is a line with `damaged` instead of what the job is, as CSV a row whose status is `DAMAGED`."""
-    wanted = JobFilter(tuple(dict.fromkeys(status)), actor, dc, _conditions(where), error, id_part, in_conflict)
-    scope = f"{tenant_id}/{hashlib.sha256(repr((wanted, since, until)).encode()).hexdigest()[:32]}"
+    """Jobs of a tenant, newest first unless `sort` and `order` say otherwise: all, or those of which all is true that
+    is asked for. With `Accept: text/csv` or `application/x-ndjson` and no `limit`, every job is sent. A page of what
+    `dc`, `where`, `error`, `id_part`, `name` or `in_conflict` ask for, and in other orders `actor`, `since` or `until`,
+    may have fewer than `limit` items and still a `next_cursor`: so many jobs are looked at for one. A job of which what
+    is stored is not what was chained is not among the items: `damaged` names it and says why. As NDJSON it is a line
+    with `damaged` instead of what the job is, as CSV a row whose status is `DAMAGED`."""
+    wanted = JobFilter(tuple(dict.fromkeys(status)), actor, dc, _conditions(where), error, id_part, in_conflict, name)
+    in_order = Order(sort, direction)
+    scope = f"{tenant_id}/{hashlib.sha256(repr((wanted, since, until, *in_order)).encode()).hexdigest()[:32]}"
+    cursors = Cursors("jobs", in_order.position_of)
     first, end = moment("since", since, rfc3339.at_or_after), moment("until", until, rfc3339.at_or_after)
-    begin = _JOBS.at(scope, cursor) or end
+    begin = cursors.at(scope, cursor)
 
-    async def page_below(below: CreatedHlc | None, count: int) -> Page:
-        return await jobs.list(tenant_id, promise, wanted, first, below, count)
+    async def page_after(after: Position | None, count: int) -> Page:
+        return await jobs.list(tenant_id, promise, wanted, ListRange(in_order, first, end, after), count)
 
     media_type = media_type_of(request.headers.getlist("accept"))
     if media_type != JSON_MEDIA_TYPE and limit is None:
         return await streamed(
             request,
             accepted,
-            _all_pages(media_type, page_below, begin),
+            _all_pages(media_type, page_after, begin),
             media_type,
             _VARIES,
             tenant_id,
             jobs="all that are found",
         )
-    found = await page_below(begin, limit or LIMIT)
+    found = await page_after(begin, limit or LIMIT)
     await accepted.record_read(tenant_id, jobs=len(found.items))
-    next_cursor = _JOBS.next(scope, found.last)
+    next_cursor = cursors.next(scope, found.last)
     if media_type == JSON_MEDIA_TYPE:
         return page(found.items, next_cursor, headers=_VARIES, damaged=found.damaged, consistency=found.consistency)
     headers = {} if next_cursor is None else {NEXT_CURSOR: next_cursor}
@@ -424,17 +439,17 @@ def _conditions(texts: Sequence[str]) -> tuple[FieldIs, ...]:
 
 
 async def _all_pages(
-    media_type: str, page_below: Callable[[CreatedHlc | None, int], Awaitable[Page]], begin: CreatedHlc | None
+    media_type: str, page_after: Callable[[Position | None, int], Awaitable[Page]], begin: Position | None
 ) -> AsyncGenerator[bytes, None]:
     """Page after page, after an empty piece that is yielded once the first page is read."""
-    found = await page_below(begin, STREAMED_AT_ONCE)
+    found = await page_after(begin, STREAMED_AT_ONCE)
     yield b""
     yield _head(media_type)
     while True:
         yield _rows(media_type, found)
         if found.last is None:
             return
-        found = await page_below(found.last, STREAMED_AT_ONCE)
+        found = await page_after(found.last, STREAMED_AT_ONCE)
 
 
 def _head(media_type: str) -> bytes:

@@ -20,6 +20,7 @@ from app.runtime.state.node import Node
 from app.share.retention import Planner, Prunes
 from app.share.retention.planning import Planned
 from app.share.retention.pruning import shown_stop
+from app.store.jobs.order import ListRange
 from app.write.intake.tenant_changes import RetentionChanges
 from ledger import rfc3339
 from ledger.errors import InvalidInputError, reported_as
@@ -103,17 +104,17 @@ async def _found(jobs: JobReader, tenant_id: str, where: str) -> list[str]:
     with reported_as(partial(InvalidInputError, path=("where",)), "where", InvalidInputError):
         wanted = JobFilter(fields=(field_is(where),))
     found: list[str] = []
-    below = None
+    listed = ListRange()
     while len(found) <= JOBS_A_HOLD_MAX:
-        page = await jobs.list(tenant_id, _NEWEST, wanted, None, below, FOUND_AT_ONCE)
+        page = await jobs.list(tenant_id, _NEWEST, wanted, listed, FOUND_AT_ONCE)
         if page.damaged:
             raise InvalidInputError(
                 f"where: job {page.damaged[0]['job_id']} cannot be read: run tally verify", ("where",)
             )
         found += [item["job_id"] for item in page.items]
-        below = page.last
-        if below is None:
+        if page.last is None:
             break
+        listed = listed._replace(after=page.last)
     if not 1 <= len(found) <= JOBS_A_HOLD_MAX:
         many = "no job" if not found else f"more than {JOBS_A_HOLD_MAX} jobs: narrow it, or hold the tenant"
         raise InvalidInputError(f"where: finds {many}", ("where",))

@@ -1,7 +1,7 @@
 // Jobs of a tenant: searched, paged, and followed as they come.
 
 import { address, get, oneAtATime, save, watch } from "./api.js";
-import { count, field, fill, h, panel, plural, refill, table, tag, waiting } from "./dom.js";
+import { field, fill, h, panel, plural, refill, table, tag, waiting } from "./dom.js";
 import { STATUSES } from "./facts.js";
 import { named, pickTenant } from "./pick_tenant.js";
 import { reportParts } from "./report.js";
@@ -10,11 +10,14 @@ import { ago, duration, fromLocal, time, toLocal } from "./times.js";
 const PAGE = 50;
 /** What the form offers besides each status by itself. */
 const FAILED_ANYHOW = "FAILED TIMED_OUT";
-const SORTED_OF = 500;
-/** Orders besides the newest first, of which the service has no index: what comes first, and by what. */
+/** Which job comes first, by `sort` and `order` of the API. */
 const ORDERS = {
-  ended: ["the last to end", (job) => job.ended_at && Date.parse(job.ended_at)],
-  duration: ["the longest", (job) => job.run_ms],
+  "created_at desc": "the newest",
+  "created_at asc": "the oldest",
+  "ended_at desc": "the last to end",
+  "ended_at asc": "the first to end",
+  "run_ms desc": "the longest",
+  "run_ms asc": "the shortest",
 };
 const NONE_YET = { items: [], damaged: [], next_cursor: null, total: 0, isNew: true };
 const REFRESH_AFTER_MS = 600;
@@ -41,7 +44,7 @@ export async function jobs(ctx) {
       "p",
       { class: "row between" },
       cursor
-        ? h("a", { href: `#/jobs/${named(name)}?${without(ctx.query, "cursor", "seen")}` }, "To the newest")
+        ? h("a", { href: `#/jobs/${named(name)}?${without(ctx.query, "cursor", "seen")}` }, `To ${orderOf(ctx.query)}`)
         : h("span", { class: "row" }, places.live, places.pause),
       h(
         "span",
@@ -73,18 +76,18 @@ export const liveParts = () => ({
 /** What the address asks for, as the API has it. */
 function asked(query) {
   const said = { status: query.getAll("status"), where: query.getAll("where") };
-  for (const name of ["id_part", "actor", "since", "until", "dc", "error", "in_conflict"]) said[name] = query.get(name);
+  for (const name of ["id_part", "actor", "since", "until", "dc", "error", "in_conflict", "sort", "order"])
+    said[name] = query.get(name);
   return said;
 }
 
 /** A page of jobs, and how many there are where figures say so; none of a tenant that has no event yet. */
 async function found(ctx, name, cursor) {
-  const limit = orderOf(ctx.query) ? SORTED_OF : PAGE;
-  const { status, dc, ...more } = asked(ctx.query);
-  const isCounted = Object.values(more).every((value) => !value?.length);
+  const { status, dc, sort, order, ...more } = asked(ctx.query);
+  const isCounted = isByCreation(ctx.query) && Object.values(more).every((value) => !value?.length);
   try {
     const [page, figures] = await Promise.all([
-      get("/v1/jobs", { tenant_id: name, limit, cursor, ...asked(ctx.query) }, ctx.signal),
+      get("/v1/jobs", { tenant_id: name, limit: PAGE, cursor, ...asked(ctx.query) }, ctx.signal),
       isCounted && get("/v1/jobs/summary", { tenant_id: name, dc }, ctx.signal),
     ]);
     const counts = figures && Object.entries(figures.all.statuses);
@@ -96,7 +99,9 @@ async function found(ctx, name, cursor) {
   }
 }
 
-const orderOf = (query) => (Object.hasOwn(ORDERS, query.get("sort") ?? "") ? ORDERS[query.get("sort")] : null);
+const isByCreation = (query) => (query.get("sort") ?? "created_at") === "created_at";
+const orderKey = (query) => `${query.get("sort") ?? "created_at"} ${query.get("order") ?? "desc"}`;
+const orderOf = (query) => ORDERS[orderKey(query)] ?? "the first";
 
 function without(query, ...names) {
   const rest = new URLSearchParams(query);
@@ -150,10 +155,7 @@ async function searchForm(ctx, name) {
       h(
         "select",
         { name: "sort" },
-        h("option", { value: "" }, "the newest"),
-        Object.entries(ORDERS).map(([key, [first]]) =>
-          h("option", { value: key, selected: key === query.get("sort") }, first),
-        ),
+        Object.entries(ORDERS).map(([key, first]) => h("option", { value: key, selected: key === orderKey(query) }, first)),
       ),
     ),
     h("button", { class: "main" }, "Search"),
@@ -170,8 +172,14 @@ function search(event) {
   const { tenant } = event.target.elements;
   for (const [key, value] of new FormData(event.target)) {
     const wanted = key === "since" || key === "until" ? fromLocal(value) : value.trim();
+    const [sort, order] = wanted.split(" ");
     if (key === "status") for (const each of wanted.split(" ").filter(Boolean)) said.append(key, each);
-    else if (wanted && key !== "tenant") said.append(key, wanted);
+    else if (key !== "sort") {
+      if (wanted && key !== "tenant") said.append(key, wanted);
+    } else if (wanted !== Object.keys(ORDERS)[0]) {
+      said.append("sort", sort);
+      said.append("order", order);
+    }
   }
   location.assign(`#/jobs/${named(tenant.value.trim())}${said.size ? `?${said}` : ""}`);
 }
@@ -191,14 +199,11 @@ function drawJobs(ctx, name, places, drawn, page) {
     next.set("seen", seen);
   }
   const total = page.total === null ? `${next ? "more than " : ""}${plural(seen, "job")}` : plural(page.total, "job");
-  const shown = inOrder(page.items, ctx.query);
-  const caption = orderOf(ctx.query)
-    ? `Of ${count(page.items.length)} jobs, ${orderOf(ctx.query)[0]} first; found: ${total}`
-    : `Jobs of ${name}, newest first; found: ${total}`;
+  const caption = `Jobs of ${name}, ${orderOf(ctx.query)} first; found: ${total}`;
   refill(
     places.list,
-    shown.length
-      ? panel(null, table(caption, columns(name), shown, { kind: fresh }))
+    page.items.length
+      ? panel(null, table(caption, columns(name), page.items, { kind: fresh }))
       : panel(null, h("p", {}, nothing(name, page))),
     page.damaged.length > 0 &&
       panel(
@@ -206,23 +211,13 @@ function drawJobs(ctx, name, places, drawn, page) {
         ...page.damaged.map((job) => h("p", {}, `${job.job_id}: ${job.detail}`)),
       ),
     next &&
-      h("a", { class: "button", href: `#/jobs/${named(name)}?${next}` }, page.items.length ? "Older jobs" : "Look on"),
+      h("a", { class: "button", href: `#/jobs/${named(name)}?${next}` }, page.items.length ? "More jobs" : "Look on"),
   );
   if (isFirst) ctx.say(total);
 }
 
-function inOrder(items, query) {
-  if (!orderOf(query)) return items;
-  const [, by] = orderOf(query);
-  return items
-    .filter((job) => by(job) !== null)
-    .sort((one, other) => by(other) - by(one))
-    .slice(0, PAGE);
-}
-
-function nothing(name, { isNew, items, next_cursor: next }) {
+function nothing(name, { isNew, next_cursor: next }) {
   if (isNew) return `${name} has no event yet. Its jobs show here as soon as the first one comes.`;
-  if (items.length) return `None of the ${plural(items.length, "job")} has ended.`;
   return next ? "None among the jobs that were searched so far." : "There is no such job.";
 }
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from app.store.following import EMPTY_TIMEOUT_S
-from app.store.jobs.table import EVER, ListedRow, stored
+from app.store.jobs.order import ListRange, Order, Position, by
+from app.store.jobs.table import ListedRow, stored
 from app.store.reading import columns, fetch_as, fetch_column, fetch_value, page_of
-from app.store.reads import OLDEST, ORDER, CreatedHlc, size_of_job
+from app.store.reads import size_of_job
 from ledger.errors import ChainDamagedError, InvalidInputError, refuse
 from ledger.facts.statuses import STATUSES
 from ledger.verification.projection_check import StoredJob
@@ -28,39 +29,89 @@ if TYPE_CHECKING:
     from app.store import Connection
     from app.store.jobs.table import JobKey
 
-_BELOW: Final = "(created_physical, created_logical, created_node) < ($2, $3, $4)"
-_FROM: Final = "(created_physical, created_logical, created_node) >= ($6, $7, $8)"
-
 
 class Candidates(NamedTuple):
     """Some of the jobs that were read, and the position of the read."""
 
     jobs: list[ListedRow]
     looked_at: int
-    last: CreatedHlc | None
-    """Creation of the last job that was scanned, or of the last of ``jobs`` if more follow; None if no job is left."""
+    last: Position | None
+    """Position of the last job that was scanned, or of the last of ``jobs`` if more follow; None if no job is left."""
 
 
-# Jobs of some statuses in list order: an index has the jobs of one status in order.
-_IN_ORDER: Final = f"""
-SELECT newest.*, created_physical AS physical, created_logical AS logical, created_node AS node, true AS is_wanted
-  FROM unnest($9::text[]) AS listed(status)
+class _Kind(NamedTuple):
+    """What decides about the query for candidates."""
+
+    order: Order
+    is_of_actor: bool
+    is_within_creations: bool
+    has_term: bool
+    in_conflict: bool
+
+    @property
+    def first(self) -> int:
+        """The first of the parameters that not all queries have: creations, actor, term."""
+        return 6 + 2 * len(self.order.columns)
+
+    def wanted(self, row: str) -> str:
+        """The condition on rows that are scanned though no index has them in order."""
+        created = f" AND {Order().within(self.first, row)}" if self.is_within_creations else ""
+        return f"{created} AND {row}created_by = {self.actor}" if self.is_of_actor else created
+
+    @property
+    def actor(self) -> str:
+        return f"${self.first + 2 * len(Order().columns) * self.is_within_creations}"
+
+    @property
+    def term(self) -> str:
+        return f"${self.first + 2 * len(Order().columns) * self.is_within_creations + self.is_of_actor}"
+
+
+def _in_order(kind: _Kind) -> str:
+    """Jobs of some statuses in list order: an index has the jobs of one status in order."""
+    order, keys = kind.order, _keys(kind.order)
+    # Of an order by creation, an index has the jobs of an actor as well.
+    of_actor = f" AND created_by = {kind.actor}" if order.is_by_creation and kind.is_of_actor else ""
+    wanted = "" if order.is_by_creation else kind.wanted("first.")
+    return f"""
+SELECT first.*, {_named(order, "first.")}, true{wanted} AS is_wanted
+  FROM unnest($3::text[]) AS listed(status)
  CROSS JOIN LATERAL (
        SELECT * FROM scheduler.jobs
-        WHERE tenant_id = $1 AND status = listed.status{{of_actor}} AND {_BELOW} AND {_FROM}
-        ORDER BY {ORDER} LIMIT $11) AS newest
- ORDER BY {ORDER} LIMIT $11
+        WHERE tenant_id = $1 AND status = listed.status{of_actor} AND {order.within(6)}
+        ORDER BY {by(order.columns, order.direction)} LIMIT $5) AS first
+ ORDER BY {by(keys, order.direction)} LIMIT $5
 """
-# Jobs with one term, of any status: unwanted ones count as scanned.
-_OF_TERM: Final = f"""
-SELECT {stored("j")}, j.tenant_id, newest.job_id,
-       newest.created_physical AS physical, newest.created_logical AS logical, newest.created_node AS node,
-       coalesce(j.status = ANY($9::text[]){{of_actor}}, false) AS is_wanted
+
+
+def _of_term(kind: _Kind) -> str:
+    """Jobs with one term, of any status: unwanted ones count as scanned. An index has them by creation."""
+    order = kind.order
+    if order.is_by_creation:
+        source = f"""
   FROM (SELECT * FROM scheduler.job_terms
-         WHERE tenant_id = $1 AND term = ${{term}} AND {_BELOW} AND {_FROM}
-         ORDER BY {ORDER} LIMIT $11) AS newest
-  LEFT JOIN scheduler.jobs j ON j.tenant_id = newest.tenant_id AND j.job_id = newest.job_id
+         WHERE tenant_id = $1 AND term = {kind.term} AND {order.within(6)}
+         ORDER BY {by(order.columns, order.direction)} LIMIT $5) AS t
+  LEFT JOIN scheduler.jobs j ON j.tenant_id = t.tenant_id AND j.job_id = t.job_id
 """
+    else:
+        source = f"""
+  FROM scheduler.job_terms t JOIN scheduler.jobs j ON j.tenant_id = t.tenant_id AND j.job_id = t.job_id
+ WHERE t.tenant_id = $1 AND t.term = {kind.term} AND {order.within(6, "j.")}
+ ORDER BY {by(_keys(order), order.direction)} LIMIT $5
+"""
+    return f"""
+SELECT {stored("j")}, j.tenant_id, t.job_id, {_named(order, "t." if order.is_by_creation else "j.")},
+       coalesce(j.status = ANY($3::text[]){kind.wanted("j.")}, false) AS is_wanted{source}"""
+
+
+def _keys(order: Order) -> tuple[str, ...]:
+    """The names that the values of a position have among candidates."""
+    return tuple(f"key_{number}" for number in range(len(order.columns)))
+
+
+def _named(order: Order, row: str) -> str:
+    return ", ".join(f"{row}{column} AS {key}" for column, key in zip(order.columns, _keys(order), strict=True))
 
 
 # A CONFLICT entry may hold a creation.
@@ -71,48 +122,36 @@ _CREATED_TWICE: Final = """
 """
 
 
-def _query(source: str, condition: str = "") -> str:
-    """The query for a part of the jobs of ``source`` of which ``condition`` holds.
+@cache
+def _query(kind: _Kind) -> str:
+    """The query for a part of the jobs.
 
     An entry contains a text if its payload does, in lower case; the id of a job counts as an entry. A CONFLICT entry
     holds another event in another form, so it may contain any text.
     """
+    keys, direction = _keys(kind.order), kind.order.direction
     listed = f"""
 SELECT j.*, size.bytes
   FROM candidates AS j
  CROSS JOIN LATERAL ({size_of_job("j")}) AS size
  WHERE j.is_wanted AND NOT EXISTS (
-       SELECT FROM unnest($10::text[]) AS wanted(fragment)
+       SELECT FROM unnest($4::text[]) AS wanted(fragment)
         WHERE strpos(lower(j.job_id COLLATE "C"), wanted.fragment) = 0 AND NOT EXISTS (
               SELECT FROM scheduler.scheduler_log l
                WHERE l.tenant_id = $1 AND l.job_id = j.job_id
                  AND (strpos(lower(l.payload::text COLLATE "C"), wanted.fragment) > 0 OR l.action = 'CONFLICT')))
-{condition}
+{_CREATED_TWICE if kind.in_conflict else ""}
 """
     return f"""
-WITH candidates AS MATERIALIZED ({source}), edge AS (
-     SELECT count(*) OVER () AS looked_at, physical, logical, node
-       FROM candidates ORDER BY physical, logical, node LIMIT 1
+WITH candidates AS MATERIALIZED ({_of_term(kind) if kind.has_term else _in_order(kind)}), edge AS (
+     SELECT count(*) OVER () AS looked_at, {", ".join(keys)}
+       FROM candidates ORDER BY {by(keys, direction, is_reversed=True)} LIMIT 1
 )
-SELECT edge.*, page.physical, page.logical, page.node, page.job_id, {stored("page")}, found
+SELECT edge.*, {", ".join(f"page.{key}" for key in keys)}, page.job_id, {stored("page")}, found
   FROM edge
-  LEFT JOIN {page_of(listed, "physical DESC, logical DESC, node DESC", limit="$5")} AS page ON true
+  LEFT JOIN {page_of(listed, by(keys, direction), limit="$2")} AS page ON true
  ORDER BY number
 """
-
-
-_SOURCES: Final = {
-    (False, False): _IN_ORDER.format(of_actor=""),
-    (True, False): _IN_ORDER.format(of_actor=" AND created_by = $12"),
-    (False, True): _OF_TERM.format(of_actor="", term=12),
-    (True, True): _OF_TERM.format(of_actor=" AND j.created_by = $12", term=13),
-}
-_QUERIES: Final = {
-    (*wanted, in_conflict): _query(source, _CREATED_TWICE if in_conflict else "")
-    for wanted, source in _SOURCES.items()
-    for in_conflict in (False, True)
-}
-"""By whether the jobs of an actor are wanted, those with a term, and those in conflict."""
 
 
 async def candidates(
@@ -122,33 +161,35 @@ async def candidates(
     actor: str | None,
     fragments: Sequence[str],
     term: int | None,
-    since: CreatedHlc | None,
-    below: CreatedHlc | None,
+    listed: ListRange,
     limit: int,
     looked_at_max: int,
     *,
     in_conflict: bool = False,
 ) -> Candidates:
-    """Candidates among the jobs of a tenant, newest first as in ``reads.list_jobs``: the first ``limit`` of at most
+    """Candidates among the jobs of a tenant, in the order of the list: the first ``limit`` of at most
     ``looked_at_max`` scanned jobs. With a ``term``, only jobs that have it; ``in_conflict``, only jobs that may be."""
+    is_within = listed.is_within_creations
+    kind = _Kind(listed.order, actor is not None, is_within, term is not None, in_conflict)
     rows = await connection.fetch(
-        _QUERIES[actor is not None, term is not None, in_conflict],
+        _query(kind),
         tenant_id,
-        *(below or EVER),
         limit,
-        *(since or OLDEST),
         statuses or STATUSES,
         fragments,
         looked_at_max,
+        *listed.bounds,
+        *(listed.created if is_within else ()),
         *(each for each in (actor, term) if each is not None),
     )
     if not rows:
         return Candidates([], 0, None)
-    looked_at, *edge = rows[0][:4]
-    found = [ListedRow(row[7], StoredJob(*row[7:-1])) for row in rows if row[7] is not None]
+    keys = len(listed.order.columns)
+    looked_at, edge, job_at = rows[0][0], tuple(rows[0][1 : 1 + keys]), 1 + 2 * keys
+    found = [ListedRow(row[job_at], StoredJob(*row[job_at:-1])) for row in rows if row[job_at] is not None]
     if found and rows[-1]["found"] > len(found):
-        return Candidates(found, looked_at, tuple(rows[-1][4:7]))
-    return Candidates(found, looked_at, (edge[0], edge[1], edge[2]) if looked_at == looked_at_max else None)
+        return Candidates(found, looked_at, tuple(rows[-1][1 + keys : job_at]))
+    return Candidates(found, looked_at, edge if looked_at == looked_at_max else None)
 
 
 NARROW_MAX = 1000
@@ -280,8 +321,9 @@ async def empty_terms(connection: Connection, tenant_ids: Sequence[str]) -> None
     )
 
 
-async def narrowest(connection: Connection, tenant_id: str, terms: Sequence[int]) -> int | None:
-    """The rarest of these terms, as far as their jobs are counted; None without terms."""
+async def narrowest(connection: Connection, tenant_id: str, terms: Sequence[int], order: Order) -> int | None:
+    """The rarest of these terms, as far as their jobs are counted; None without terms. Of a list that does not go by
+    creation, in which order no index has the jobs of a term, only one of fewer than ``NARROW_MAX`` jobs."""
     return (
         await fetch_value(
             connection,
@@ -292,11 +334,12 @@ async def narrowest(connection: Connection, tenant_id: str, terms: Sequence[int]
                    SELECT count(*) AS jobs
                      FROM (SELECT FROM scheduler.job_terms t
                             WHERE t.tenant_id = $1 AND t.term = wanted.term LIMIT $3) AS few) AS counted
-             ORDER BY jobs LIMIT 1
+             WHERE $4 OR jobs < $3 ORDER BY jobs LIMIT 1
             """,
             tenant_id,
             terms,
             NARROW_MAX,
+            order.is_by_creation,
         )
         if terms
         else None

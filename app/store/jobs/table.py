@@ -114,8 +114,6 @@ SELECT w.tenant_id, found.job_id
 """
 BEYOND_ENTRIES = 100
 """Entries after the position of the table that are compared with it: if the position is too low, rows cover them."""
-EVER = (2**63 - 1, 2**63 - 1, "~")
-"""Above every HLC: node ids are made of a-z, 0-9 and -."""
 
 
 _COUNTED: Final = itemgetter(0, *(1 + JOB_COLUMNS.index(name) for name in ("status", "figure", "run_ms")))
