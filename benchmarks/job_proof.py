@@ -15,17 +15,20 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import asyncpg
 import msgspec
 
 from benchmarks.bench import Bench, wait_for
 from benchmarks.events import EVENTS_A_JOB, job_events
-from benchmarks.http_client import Client, Target, get, post
+from benchmarks.http_client import Client, Target, post
 from benchmarks.processes import tally_serve
 from benchmarks.processor_time import children_with, taken_s
 from benchmarks.row import Outcome, Row, expect
 from benchmarks.verify import AFTER_START_S, build
+from ledger.job_index import BLOCK_ENTRIES, RUNS_MERGED
 from ledger.job_index.proof import RunProof, verify_job
 from signing.snapshot import open_snapshot
 
@@ -37,7 +40,13 @@ MS_MAX = 20.0
 BYTES_MAX = 30_000
 FOLLOW_TIMEOUT_S = 600.0
 CREATED = 201
+POLL_S = 0.05
 _TENANT, _TEN = "bench", "of-ten-events"
+_INDEXED = f"""
+SELECT coalesce(max(first_leaf + {BLOCK_ENTRIES} * {RUNS_MERGED} ^ level), 0) FROM scheduler.job_index_piece
+ WHERE tenant_id = $1
+"""
+"""The end of the stored runs of the index."""
 
 
 class _Asked(NamedTuple):
@@ -56,7 +65,9 @@ def measure(bench: Bench) -> Outcome:
         build(bench, database, folder, _TENANT, ENTRIES, int((time.time() + AFTER_START_S) * 1000))
         signing = {"TALLY_SIGNING__KEY_URI": f"file:{folder / _TENANT}.pem"}
         with tally_serve(database.service_url, folder / "data", signing) as url:
-            asked = wait_for(_ask(Target.of(url), [bench.postgres_pid(), *children_with("serve")]))
+            asked = wait_for(
+                _ask(Target.of(url), database.superuser_url, [bench.postgres_pid(), *children_with("serve")])
+            )
     longest = max(asked.ten_bytes, *asked.sizes)
     expect(longest <= BYTES_MAX, f"an answer has {longest:,} bytes, at most {BYTES_MAX:,} may it")
     p50_ms, p99_ms = (sorted(asked.took_ms)[len(asked.took_ms) * part // 100] for part in (50, 99))
@@ -68,10 +79,10 @@ def measure(bench: Bench) -> Outcome:
     return Outcome(asked.processor_ms, MS_MAX, MS_MAX / asked.processor_ms, 1, note)
 
 
-async def _ask(target: Target, pids: list[int]) -> _Asked:
+async def _ask(target: Target, database_url: str, pids: list[int]) -> _Asked:
     client = await Client.connect(target)
     try:
-        await _indexed(client)
+        await _indexed(client, database_url)
         numbers = random.Random(1)
         jobs = [f"job-{numbers.randrange(ENTRIES // EVENTS_A_JOB):08d}" for _ in range(ASKED)]
         jobs += [f"nobody-{each}" for each in range(ASKED)]
@@ -85,21 +96,26 @@ async def _ask(target: Target, pids: list[int]) -> _Asked:
     return _Asked([each[0] for each in found], [each[1] for each in found], processor_ms, ten_ms, of_ten[0][1])
 
 
-async def _indexed(client: Client) -> None:
-    """Write the job of ``EVENTS``, and more, until a snapshot has the index of all entries."""
+async def _indexed(client: Client, database_url: str) -> None:
+    """Write the job of ``EVENTS``; once the index has reached the newest snapshot, another snapshot, which has it."""
     created, accepted, *_ = life = job_events(random.Random(1), _TEN)
-    events = [created, accepted, *life[3:4] * (EVENTS - 2)]
-    end_s = time.monotonic() + FOLLOW_TIMEOUT_S
-    while True:
-        lines = b"".join(json.dumps({"tenant_id": _TENANT, **event}).encode() + b"\n" for event in events)
-        await client.ask(post("/v1/events?durability=GLOBAL", lines, kind="ndjson"))
-        await client.ask(post("/v1/snapshots", json.dumps({"tenant_id": _TENANT}).encode()), CREATED)
-        answer = await client.answered(get(f"/v1/chain/proof/job?tenant_id={_TENANT}&job_id={_TEN}"))
-        if answer.status == 200 and json.loads(answer.body)["tree_size"] > ENTRIES:
-            return
-        expect(time.monotonic() < end_s, "the index of jobs does not reach the newest snapshot")
-        events = job_events(random.Random(1), f"more-{time.monotonic_ns()}")[:1]
-        await asyncio.sleep(1.0)
+    await _signed(client, [created, accepted, *life[3:4] * (EVENTS - 2)])
+    connection, end_s = await asyncpg.connect(database_url), time.monotonic() + FOLLOW_TIMEOUT_S
+    try:
+        while await connection.fetchval(_INDEXED, _TENANT) < ENTRIES // BLOCK_ENTRIES * BLOCK_ENTRIES:
+            expect(time.monotonic() < end_s, "the index of jobs does not reach the newest snapshot")
+            await asyncio.sleep(POLL_S)
+    finally:
+        await connection.close()
+    await _signed(client, job_events(random.Random(1), "one-more")[:1])
+    answer = await client.get(f"/v1/chain/proof/job?tenant_id={_TENANT}&job_id={_TEN}")
+    expect(answer["tree_size"] > ENTRIES, "the newest snapshot has no index of jobs")
+
+
+async def _signed(client: Client, events: Sequence[Mapping[str, Any]]) -> None:
+    lines = b"".join(json.dumps({"tenant_id": _TENANT, **event}).encode() + b"\n" for event in events)
+    await client.ask(post("/v1/events?durability=GLOBAL", lines, kind="ndjson"))
+    await client.ask(post("/v1/snapshots", json.dumps({"tenant_id": _TENANT}).encode()), CREATED)
 
 
 async def _proof(client: Client, job_id: str) -> tuple[float, int]:
