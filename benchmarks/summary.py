@@ -45,6 +45,8 @@ SINCE, UNTIL = "2023-12-19T07:30:00Z", "2024-01-14T15:30:00Z"
 """Within the 30 days."""
 QUERIES = (
     *(f"by={by}" for by in ("status", "hour", "day", "dc", "error")),
+    "by=hour&limit=200",
+    "by=hour&limit=1000",
     f"by=status&since={SINCE}&until={UNTIL}",
     f"by=day&since={SINCE}&until={UNTIL}",
     f"by=error&dc=use1&since={SINCE}&until={UNTIL}",

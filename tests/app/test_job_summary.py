@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from app.read.folded_jobs import JobTableWalk
+from app.store.jobs.figures import TIMED_GROUPS_MAX
 from tests.app.chains import until
 from tests.app.client import Client
 from tests.app.shared import Shared
@@ -49,6 +50,23 @@ async def fill(client: Client) -> None:
         {"type": "JobAccepted", "job_id": "c", "dc_id": "use1"},
         {"type": "JobProgressReported", "job_id": "c", "dc_id": "use1"},
     )
+
+
+async def test_more_groups_than_have_run_times_are_counted_without_them(shared_client: Client) -> None:
+    for number in range(TIMED_GROUPS_MAX + 1):
+        job, at_s = {"job_id": f"job-{number}"}, number * HOUR_S
+        await send(
+            shared_client,
+            {**job, "type": "JobCreated", "trace_time": at_s},
+            {**job, "type": "JobAccepted", "dc_id": "use1", "trace_time": at_s},
+            {**job, "type": "JobCompleted", "trace_time": at_s + 1},
+        )
+    few, many = [await summary(shared_client, by="hour", limit=TIMED_GROUPS_MAX + more) for more in (0, 1)]
+    assert few["groups"] == [{**group, "run_times": few["groups"][0]["run_times"]} for group in many["groups"][:-1]]
+    assert few["groups"][0]["run_times"]["p50_ms"] == 1000
+    assert {group["run_times"] for group in many["groups"]} == {None}
+    assert many["all"] == few["all"]
+    assert many["all"]["run_times"]["jobs"] == TIMED_GROUPS_MAX + 1
 
 
 async def test_jobs_are_counted_by_status_hour_data_centre_and_error(shared_client: Client) -> None:

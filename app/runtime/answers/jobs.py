@@ -190,7 +190,7 @@ CountedJobs = shape(
 JobGroup = shape(
     "JobGroup",
     "The jobs of one ``value``, as ``CountedJobs``: a status, an hour, a data centre, an error, or a value of a\n"
-    "field. Null for errors without a text.",
+    "field. Null for errors without a text. Of more than 200 groups each is without ``run_times``.",
     value=str | None,
     **_COUNTED,
 )

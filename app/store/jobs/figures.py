@@ -163,9 +163,13 @@ _GROUPS: Final = f"""
 SELECT ({{name}})::text, count(*) OVER () {_CELLS} GROUP BY {{name}} ORDER BY {{order}} LIMIT $7
 """
 _READ: Final = f"""
-SELECT ({{name}})::text, status, jobs, traced, runs, run_jobs, run_min_ms, run_max_ms {_CELLS}
+SELECT ({{name}})::text, status, jobs, traced, {{times}} {_CELLS}
  WHERE ({{name}})::text = ANY($7::text[])
 """
+_TIMES: Final = "runs, run_jobs, run_min_ms, run_max_ms"
+_WITHOUT_TIMES: Final = "'{}'::smallint[], '{}'::integer[], NULL, NULL"
+TIMED_GROUPS_MAX: Final = 200
+"""Most groups that are read with their run times, which are nearly all of what a group costs: some 0.1 ms each."""
 
 
 # Each job has an entry, so that few more rows than $4 are read whose hour is in the period.
@@ -335,7 +339,7 @@ class Wanted(NamedTuple):
 
 async def read(connection: Connection, wanted: Wanted, limit: int) -> tuple[dict[str, Group], int]:
     """At most ``limit`` groups, the newest hours or days or those of most jobs, in this order; and how many there
-    are."""
+    are. More than ``TIMED_GROUPS_MAX`` groups have no run times."""
     name, lengths = {
         BY_STATUS: ("f.status", PERIODS_HOURS),
         BY_HOUR: ("f.hour", PERIODS_HOURS[:1]),
@@ -356,7 +360,7 @@ async def read(connection: Connection, wanted: Wanted, limit: int) -> tuple[dict
     found = await connection.fetch(_GROUPS.format(**form), *given, limit)
     groups = {each[0]: Group(Counter(), Counter(), _NO_TIMES, 0) for each in found}
     for group, status, jobs, traced, runs, run_jobs, *extremes in await connection.fetch(
-        _READ.format(**form), *given, [*groups]
+        _READ.format(times=_TIMES if len(groups) <= TIMED_GROUPS_MAX else _WITHOUT_TIMES, **form), *given, [*groups]
     ):
         known = groups[group]
         known.statuses[status] += jobs
