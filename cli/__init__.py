@@ -44,7 +44,7 @@ class Commands(TyperGroup):
         "run": EntryPoint("cli.run", "run", {"allow_interspersed_args": False}, "JobCommand"),
         "jobs": EntryPoint("cli.jobs", "jobs"),
         "watch": EntryPoint("cli.jobs", "watch"),
-        "report": EntryPoint("cli.report", "report"),
+        "report": EntryPoint("cli.jobs", "report"),
         "nodes": EntryPoint("cli.cluster", "nodes"),
         "verify": EntryPoint("cli.verify", "verify"),
         "verify-bundle": EntryPoint("cli.verify_bundle", "verify_bundle"),
