@@ -294,7 +294,7 @@ def test_what_failed_in_the_night_why_and_who_cancelled_is_found_with_a_keyboard
     for number in range(8):
         body = {**job("night", f"job-{number}"), "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
         console.api.post("/v1/jobs", json=body).raise_for_status()
-    for number, error in ((1, "OOMKilled"), (2, "disk full"), (3, "OOMKilled")):
+    for number, error in ((3, "OOMKilled"), (2, "disk full"), (1, "OOMKilled")):
         console.api.post(f"/v1/jobs/job-{number}/events", json={**failed, "error": error}).raise_for_status()
     late = {"tenant_id": "night", "type": "JobTimedOut", "timeout_type": "stuck"}
     console.api.post("/v1/jobs/job-4/events", json=late).raise_for_status()
@@ -308,15 +308,19 @@ def test_what_failed_in_the_night_why_and_who_cancelled_is_found_with_a_keyboard
     page.keyboard.press("Enter")
     tab_to(page, "Period", 2)
     for hours in (24, 1):
-        page.keyboard.press("ArrowUp")
+        with page.expect_response("**/v1/jobs/summary?*"):
+            page.keyboard.press("ArrowUp")
         expect(page).to_have_url(re.compile(f"hours={hours}$"))
+        expect(page.locator("[aria-busy=true]")).to_have_count(0)
         expect(page.get_by_label("Period")).to_be_focused()
     expect(page.locator(".tiles li")).to_have_text(["8jobs", "3submitted", "1cancelled", "3failed", "1timed out"])
 
     # All that failed, with their errors; then those with one error, and the first of them.
+    failed_last = page.get_by_role("table", name="Failed last").get_by_role("rowheader")
+    expect(failed_last).to_have_text(["job-4", "job-1", "job-2", "job-3"])
     tab_to(page, "All that failed, the last to end first", 16)
     page.keyboard.press("Enter")
-    expect(page.get_by_role("rowheader")).to_have_text(["job-4", "job-3", "job-2", "job-1"])
+    expect(page.get_by_role("rowheader")).to_have_text(["job-4", "job-1", "job-2", "job-3"])
     expect(page.get_by_role("row").filter(has_text="job-2")).to_contain_text("disk full")
     expect(page.get_by_label("Status")).to_have_value("FAILED TIMED_OUT")
     page.go_back()

@@ -28,6 +28,8 @@ const PERIODS = new Map([
 ]);
 const RUNNING = ["ACCEPTED", "RUNNING", "CANCELLING"];
 const FAILED = ["FAILED", "TIMED_OUT"];
+/** Whenever they were created: what runs for long fails late. */
+const FAILED_LAST = { status: FAILED, sort: "ended_at", since: null };
 const GROUPS = [
   ["bad", "failed", (status) => STATUSES[status] === "bad"],
   ["ok", "completed", (status) => STATUSES[status] === "ok"],
@@ -95,7 +97,7 @@ async function jobsOf(ctx, tenant, hours) {
     answers = await Promise.all([
       ask("/v1/jobs/summary", { by: "hour", limit: HOURS_MAX }),
       ask("/v1/jobs/summary", { by: "error", limit: LISTED }),
-      ask("/v1/jobs", { status: FAILED, limit: LISTED }),
+      ask("/v1/jobs", { ...FAILED_LAST, limit: LISTED }),
       ask("/v1/jobs", { status: RUNNING, limit: LISTED, since: null }),
     ]);
   } catch (error) {
@@ -104,7 +106,7 @@ async function jobsOf(ctx, tenant, hours) {
   }
   const [counts, errors, failed, running] = answers;
   const { all } = counts;
-  const listed = (asked) => `#/jobs/${named(tenant)}?${query({ ...asked, since: since(hours) })}`;
+  const listed = (asked) => `#/jobs/${named(tenant)}?${query({ since: since(hours), ...asked })}`;
   if (!all.jobs)
     return h(
       "p",
@@ -140,7 +142,7 @@ async function jobsOf(ctx, tenant, hours) {
         null,
         shortList("Failed last", tenant, failed.items, (job) => errorOf(job.error)),
         failed.items.length > 0 &&
-          h("p", {}, h("a", { href: listed({ status: FAILED, sort: "ended" }) }, "All that failed, the last to end first")),
+          h("p", {}, h("a", { href: listed({ ...FAILED_LAST, order: "desc" }) }, "All that failed, the last to end first")),
         errorCounts(errors, (error) => listed({ status: FAILED, error })),
       ),
       panel(
