@@ -15,6 +15,7 @@ The SDK sends in a thread of its own. A span beyond the queue is dropped: a requ
 
 from __future__ import annotations
 
+import io
 import logging
 import threading
 import time
@@ -37,6 +38,8 @@ from opentelemetry.trace import (
     TraceFlags,
     set_span_in_context,
 )
+from requests import Response, Session
+from requests.adapters import HTTPAdapter
 
 from app.runtime.state.node import Node
 from ledger.positions import Lsn
@@ -48,6 +51,7 @@ BATCH_MAX: Final = 512
 SEND_INTERVAL_MS: Final = 1000
 SEND_TIMEOUT_S: Final = 5.0
 """Longest that one batch is sent and retried; then it is dropped."""
+ANSWER_BYTES_MAX: Final = 64 * 1024
 _SAMPLED: Final = 1
 _SERVER_ERROR: Final = 500
 
@@ -131,7 +135,10 @@ class _Exporter(SpanExporter):
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
-        self._otlp = OTLPSpanExporter(endpoint, timeout=SEND_TIMEOUT_S)
+        session = Session()
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, _BoundedAnswers())
+        self._otlp = OTLPSpanExporter(endpoint, timeout=SEND_TIMEOUT_S, session=session)
         self._is_failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -148,3 +155,14 @@ class _Exporter(SpanExporter):
     def shutdown(self) -> None:
         """End a retry."""
         self._otlp.shutdown()  # type: ignore[no-untyped-call]
+
+
+class _BoundedAnswers(HTTPAdapter):
+    """The SDK reads the whole answer of the endpoint: it gets the first bytes."""
+
+    def send(self, *given: Any, **more: Any) -> Response:
+        """The answer to a request."""
+        answer = super().send(*given, **more)
+        raw, answer.raw = answer.raw, io.BytesIO(answer.raw.read(ANSWER_BYTES_MAX, decode_content=False))
+        raw.close()
+        return answer

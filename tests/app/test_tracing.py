@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -45,7 +46,9 @@ class Collector(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Taking)
         self.requests: list[ExportTraceServiceRequest] = []
         self.is_failing = False
-        self.refused = 0
+        self.is_endless = False
+        """Whether its answers do not end."""
+        self.refused = self.sent_bytes = 0
         self.url = f"http://127.0.0.1:{self.server_port}/v1/traces"
 
     def spans(self, trace: str | None = None) -> list[Span]:
@@ -69,8 +72,12 @@ class _Taking(BaseHTTPRequestHandler):
         else:
             self.server.requests.append(ExportTraceServiceRequest.FromString(body))
         self.send_response(400 if self.server.is_failing else 200)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(1 << 40) if self.server.is_endless else "0")
         self.end_headers()
+        with suppress(OSError):
+            while self.server.is_endless:
+                self.server.sent_bytes += self.wfile.write(bytes(1 << 16))
+        self.close_connection = True
 
     def log_message(self, *_: object) -> None:
         pass
@@ -221,6 +228,16 @@ def test_an_endpoint_that_refuses_spans_costs_a_request_nothing_and_is_logged_on
         collector.named("9" * 32, {"POST /v1/jobs"})
         until(lambda: named("spans_sent_again"), "the end of it is logged")
     assert named("spans_not_sent") == [collector.url]
+
+
+def test_an_answer_of_an_endpoint_that_does_not_end_is_not_read_on(url: str, collector: Collector) -> None:
+    collector.is_endless = True
+    submit(url, "endless", "a" * 32)
+    collector.named("a" * 32, {"POST /v1/jobs"})
+    submit(url, "after", "b" * 32)
+    collector.named("b" * 32, {"POST /v1/jobs"})
+    collector.is_endless = False
+    assert collector.sent_bytes < 64 << 20
 
 
 def test_a_node_serves_and_stops_while_no_collector_is_there(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
