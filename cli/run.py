@@ -88,7 +88,7 @@ def run(
     ] = False,
     flush: Annotated[bool, typer.Option(FLUSH, help="Send what waits in the spool, and run nothing.")] = False,
 ) -> None:
-    """Run a command as a job: created, accepted, then completed or failed with exit code and duration.
+    """Run a command as a job: created, accepted, then completed or failed with its exit code.
 
     The command has the terminal, gets the signals sent to tally, and its exit
     code becomes that of tally; 125 means that the ledger did not take the job,

@@ -143,7 +143,8 @@ class RecordedJob:
         if ended.exit_code == 0:
             return self._job.complete("exit code 0", {"exit_code": 0, "duration_s": round(ended.duration_s, 3)})
         how = f"killed by {ended.killed_by}, " if ended.killed_by else ""
-        return self._job.fail(f"{how}exit code {ended.exit_code} after {ended.duration_s:.3f} s")
+        # Without the duration, so that failures of one kind are counted as one error.
+        return self._job.fail(f"{how}exit code {ended.exit_code}")
 
     def run(self, command: Sequence[str], say: Say, spool: Path | None) -> Report:
         """Run ``command``, whose start is recorded, and record its end; the ledger changes no exit code."""
@@ -312,7 +313,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
         "tally-run",
         usage="tally-run [OPTIONS] --tenant T -- CMD, or tally-run --flush [--spool DIR]",
         description="Run a command as a job of a Tallystick ledger: created, accepted, then completed or failed with "
-        "exit code and duration. The exit code is that of the command; 125 means that it was not run.",
+        "its exit code. The exit code is that of the command; 125 means that it was not run.",
         epilog="The token is what TALLY_TOKEN holds. The command line is recorded for good: keep secrets out of it.",
     )
     known = os.environ.get
