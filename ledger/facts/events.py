@@ -129,7 +129,7 @@ JOB_EVENTS: Final[Mapping[str, EventType]] = {
             meaning="A data centre took the job.",
             fields=(_DC, Field("worker_count", Kind.COUNT)),
             past="Accepted",
-            headline=("in {dc_id}", "{worker_count} workers"),
+            headline=("in {dc_id}", "workers: {worker_count}"),
         ),
         EventType(
             name="JobProgressReported",

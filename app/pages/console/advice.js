@@ -38,7 +38,7 @@ export const VERDICTS = {
 export const WHYS = {
   system: { because: "It is of the ledger's own chain, which keeps everything." },
   "no-period": {
-    because: "The tenant has no period, so nothing leaves.",
+    because: "Without one, entries stay for ever.",
     remedy: "tally retention set --period sets one.",
   },
   young: { because: "It is younger than the period or the minimum." },

@@ -11,7 +11,7 @@ export const EVENTS = {
     "tone": "",
     "headline": [
       "in {dc_id}",
-      "{worker_count} workers"
+      "workers: {worker_count}"
     ]
   },
   "JobProgressReported": {

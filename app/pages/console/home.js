@@ -8,7 +8,7 @@ import { follow, jobLink, liveParts, statusTag, statusWords } from "./jobs.js";
 import { ASK_EVERY_MS, banner, judged, keepUp, lastVerified, overview, tell } from "./overview.js";
 import { named, pickTenant } from "./pick_tenant.js";
 import { reportParts } from "./report.js";
-import { ago, duration, time } from "./times.js";
+import { ago, dated, duration, time } from "./times.js";
 
 const HOUR_MS = 3_600_000;
 const BARS_MAX = 48;
@@ -65,7 +65,7 @@ export async function home(ctx) {
     tenant &&
       h(
         "p",
-        { class: "row actions" },
+        { class: "row fields actions" },
         await pickTenant(ctx, tenant, (name) => address({ tenant: name })),
         field("Period", period),
         h("span", { class: "row" }, places.live, places.pause, report.button),
@@ -106,7 +106,7 @@ async function jobsOf(ctx, tenant, hours) {
   }
   const [counts, errors, failed, running] = answers;
   const { all } = counts;
-  const listed = (asked) => `#/jobs/${named(tenant)}?${query({ since: since(hours), ...asked })}`;
+  const listed = (asked = {}) => `#/jobs/${named(tenant)}?${query({ since: since(hours), ...asked })}`;
   if (!all.jobs)
     return h(
       "p",
@@ -118,7 +118,7 @@ async function jobsOf(ctx, tenant, hours) {
     h(
       "ul",
       { class: "tiles" },
-      h("li", {}, h("b", {}, count(all.jobs)), all.jobs === 1 ? "job" : "jobs"),
+      h("li", {}, h("a", { href: listed() }, h("b", {}, count(all.jobs)), all.jobs === 1 ? "job" : "jobs")),
       Object.keys(STATUSES)
         .filter((status) => all.statuses[status])
         .map((status) =>
@@ -133,29 +133,39 @@ async function jobsOf(ctx, tenant, hours) {
       "div",
       { class: "grid" },
       panel("Created over time", chart(counts, hours)),
-      panel("Run time", runTimes(all.run_times), h("p", { class: "soft" }, asOf(counts))),
+      panel("Run time", runTimes(all.run_times), h("p", { class: "soft apart" }, asOf(counts))),
     ),
     h(
       "div",
       { class: "grid" },
       panel(
         null,
-        shortList("Failed last", tenant, failed.items, (job) => errorOf(job.error)),
+        shortList("Failed", "the last to end", tenant, failed.items, { name: "Error", of: (job) => errorOf(job.error) }),
         failed.items.length > 0 &&
           h("p", {}, h("a", { href: listed({ ...FAILED_LAST, order: "desc" }) }, "All that failed, the last to end first")),
-        errorCounts(errors, (error) => listed({ status: FAILED, error })),
       ),
-      panel(
-        null,
-        shortList("Running", tenant, running.items, (job) => [statusTag(job.status), " ", job.assigned_dcs.join(", ")]),
+      h(
+        "div",
+        {},
+        panel(
+          null,
+          shortList("Running", "the newest", tenant, running.items, {
+            name: "State",
+            of: (job) => [statusTag(job.status), " ", job.assigned_dcs.join(", ")],
+          }),
+        ),
+        errors.groups.length > 0 && panel(null, errorCounts(errors, (error) => listed({ status: FAILED, error }))),
       ),
     ),
   ];
 }
 
 const errorOf = (error) => (typeof error === "string" ? error : error ? JSON.stringify(error) : "no error was given");
-const asOf = ({ consistency, all }) =>
-  `As of entry ${count(consistency.as_of_seq)}${all.by_trace_time ? `; ${plural(all.by_trace_time, "job")} by the time of a trace` : ""}.`;
+const asOf = ({ consistency, all }) => [
+  `Counted up to entry ${count(consistency.as_of_seq)}. `,
+  all.by_trace_time > 0 &&
+    `${plural(all.by_trace_time, "job")} by the times in their events (trace_time), not by when these were recorded.`,
+];
 
 function runTimes(times) {
   if (!times) return h("p", {}, "No job ran from its acceptance to its end.");
@@ -164,31 +174,29 @@ function runTimes(times) {
     "95 % within": duration(times.p95_ms),
     Longest: duration(times.max_ms),
     Shortest: duration(times.min_ms),
-    Of: plural(times.jobs, "job"),
+    Of: `${plural(times.jobs, "job")}, from acceptance to end`,
   });
 }
 
-function shortList(caption, tenant, items, last) {
-  if (!items.length) return [h("h2", {}, caption), h("p", {}, "None.")];
+function shortList(title, first, tenant, items, last) {
+  if (!items.length) return [h("h2", {}, title), h("p", {}, "None.")];
   const columns = [
+    { name: "Job", heads: true, of: (job) => jobLink(tenant, job) },
     {
-      name: "Job",
-      heads: true,
-      of: (job) => [jobLink(tenant, job), job.name && h("div", { class: "soft" }, job.name)],
+      name: "Last event",
+      of: (job) => [time(job.last_at, job.last_hlc), h("div", { class: "soft" }, ago(job.last_at))],
     },
-    { name: "When", of: (job) => [time(job.last_at, job.last_hlc), h("div", { class: "soft" }, ago(job.last_at))] },
-    { name: caption === "Running" ? "State" : "Error", of: last },
+    last,
   ];
-  return table(`${caption}, the newest`, columns, items);
+  return table(`${title}, ${first} first`, columns, items);
 }
 
 function errorCounts({ groups }, address) {
-  if (!groups.length) return null;
   const columns = [
     { name: "Error", heads: true, of: ({ value }) => (value ? h("a", { href: address(value) }, value) : "none, or private") },
     { name: "Jobs", number: true, of: (group) => count(group.jobs) },
   ];
-  return table("By error, the most frequent", columns, groups);
+  return table("By error, the most frequent first", columns, groups);
 }
 
 /** Bars of as many hours each that at most BARS_MAX cover the period: `{at, jobs, parts}`, `parts` as GROUPS has them. */
@@ -210,22 +218,23 @@ export function barsOf(groups, first, end) {
 }
 
 function chart({ groups, since: from, groups_left_out: leftOut }, period) {
-  const dated = groups.filter(({ value }) => value);
-  if (!dated.length) return h("p", {}, "No job has a time of creation.");
-  const at = dated.map(({ value }) => Date.parse(value));
+  const known = groups.filter(({ value }) => value);
+  if (!known.length) return h("p", {}, "No job has a time of creation.");
+  const at = known.map(({ value }) => Date.parse(value));
   const first = from ? Date.parse(from) : Math.min(...at);
   const end = period ? Math.max(Date.now(), ...at) : Math.max(...at) + HOUR_MS;
-  const bars = barsOf(dated, first, end);
+  const bars = barsOf(known, first, end);
   const most = Math.max(...bars.map((bar) => bar.jobs));
   const shown = bars.filter((bar) => bar.jobs);
   const columns = [
-    { name: "From", heads: true, of: (bar) => time(new Date(bar.at).toISOString()) },
+    { name: "From", heads: true, of: (bar) => dated(new Date(bar.at).toISOString()) },
     { name: "Jobs", number: true, of: (bar) => count(bar.jobs) },
     ...GROUPS.map(([, name], nth) => ({ name, number: true, of: (bar) => count(bar.parts[nth]) })),
   ];
   const hours = bars.length > 1 ? (bars[1].at - bars[0].at) / HOUR_MS : 1;
-  const caption = `Jobs created in each ${hours === 1 ? "hour" : `${hours} hours`}`;
+  const caption = `Jobs created in each ${hours === 1 ? "hour" : duration(hours * HOUR_MS)}`;
   return [
+    h("p", { class: "soft" }, `${caption}, at most ${count(most)}`),
     svg(
       "svg",
       {
@@ -240,9 +249,8 @@ function chart({ groups, since: from, groups_left_out: leftOut }, period) {
     h(
       "p",
       { class: "row between soft" },
-      time(new Date(first).toISOString()),
-      h("span", {}, `at most ${count(most)}`),
-      time(new Date(end).toISOString()),
+      dated(new Date(first).toISOString()),
+      dated(new Date(end).toISOString()),
     ),
     h(
       "ul",
@@ -283,7 +291,7 @@ async function byTenant(ctx, names, hours, address) {
     },
     { name: "95 % within", number: true, of: (row) => (row.all.run_times ? duration(row.all.run_times.p95_ms) : "–") },
   ];
-  return panel(null, table(`By tenant, created in ${PERIODS.get(hours)}`, columns, rows));
+  return panel(null, table(`Jobs by tenant, ${PERIODS.get(hours)}`, columns, rows));
 }
 
 /** One line on the ledger: whether it is whole, when all was last verified, and what waits. */

@@ -4,7 +4,7 @@ import { BREAKS } from "./advice.js";
 import { address, get, oneAtATime, save, watch } from "./api.js";
 import { count, facts, fill, h, json, panel, refill, short, table, tag, waiting } from "./dom.js";
 import { EVENTS } from "./facts.js";
-import { showLive, shownActor, statusTag } from "./jobs.js";
+import { showLive, shownActor, statusTag, statusWords } from "./jobs.js";
 import { named } from "./pick_tenant.js";
 import { ago, duration, time } from "./times.js";
 import { belowQuorum, witnessesOf } from "./witnesses.js";
@@ -110,7 +110,7 @@ async function verified(ctx, tenant, seqs) {
       "span",
       { class: "soft" },
       left
-        ? ` its first entries, just now; ${count(left)} more places in the chain were not looked at.`
+        ? ` its first entries, just now; ${count(left)} more places in the chain were not verified.`
         : ` its entries up to ${count(Math.max(...seqs))}, when the page was opened: content, links and signatures hold.`,
     ),
   );
@@ -168,7 +168,7 @@ function summary(ctx, tenant, state, events) {
         "About",
         facts({
           Name: state.name,
-          Status: state.status,
+          Status: statusWords(state.status),
           Tenant: h("a", { href: `#/tenant/${named(tenant)}` }, tenant),
           Created:
             state.created_at || state.refused
@@ -176,7 +176,7 @@ function summary(ctx, tenant, state, events) {
               : "no creation that counts is known here",
           By: shownActor(state.actor),
           "Last event": [time(state.last_at, state.last_hlc), ", ", entryLink(ctx, tenant, state.last_seq)],
-          Ran: state.run_ms === null ? null : duration(state.run_ms),
+          "Run time": state.run_ms === null ? null : duration(state.run_ms),
           Cancelled: cancelled && [
             time(cancelled.at, cancelled.hlc),
             ` by ${shownActor(cancelled.actor)}`,
@@ -274,13 +274,13 @@ function timeline(ctx, tenant, page) {
   ];
 }
 
-/** How long after another an event was: by the time of a trace where both carry one, else by their HLC. */
+/** How long after another an event was: by their trace_time where both carry one, else by their HLC. */
 function later(before, event) {
   const [from, to] = [before, event].map(({ payload }) => payload?.trace_time);
   const isTraced = typeof from === "number" && typeof to === "number";
   const ms = isTraced ? (to - from) * 1000 : Date.parse(event.at) - Date.parse(before.at);
   if (Number.isNaN(ms)) return "";
-  return `${duration(Math.abs(ms))} ${ms < 0 ? "earlier" : "later"}${isTraced ? " in its trace" : ""}`;
+  return `${duration(Math.abs(ms))} ${ms < 0 ? "earlier" : "later"}${isTraced ? ", by trace_time" : ""}`;
 }
 
 /** To where a trace is shown, as `console.trace_url` says. */

@@ -136,13 +136,13 @@ async function searchForm(ctx, name) {
       ),
     ),
     when("Created since", "since"),
-    when("Before", "until"),
+    when("Created before", "until"),
     text("Created by", "actor"),
     text("Data centre", "dc"),
-    text("Where", "where", { placeholder: "spec.image:report:1" }),
+    text("Field", "where", { placeholder: "spec.image:report:1" }),
     text("Error has", "error"),
     field(
-      "In conflict",
+      "Only in conflict",
       h("input", {
         type: "checkbox",
         name: "in_conflict",
@@ -151,11 +151,13 @@ async function searchForm(ctx, name) {
       }),
     ),
     field(
-      "First",
+      "Order",
       h(
         "select",
         { name: "sort" },
-        Object.entries(ORDERS).map(([key, first]) => h("option", { value: key, selected: key === orderKey(query) }, first)),
+        Object.entries(ORDERS).map(([key, first]) =>
+          h("option", { value: key, selected: key === orderKey(query) }, `${first} first`),
+        ),
       ),
     ),
     h("button", { class: "main" }, "Search"),
@@ -211,7 +213,7 @@ function drawJobs(ctx, name, places, drawn, page) {
         ...page.damaged.map((job) => h("p", {}, `${job.job_id}: ${job.detail}`)),
       ),
     next &&
-      h("a", { class: "button", href: `#/jobs/${named(name)}?${next}` }, page.items.length ? "More jobs" : "Look on"),
+      h("a", { class: "button", href: `#/jobs/${named(name)}?${next}` }, page.items.length ? "More jobs" : "Search on"),
   );
   if (isFirst) ctx.say(total);
 }
@@ -221,11 +223,12 @@ function nothing(name, { isNew, next_cursor: next }) {
   return next ? "None among the jobs that were searched so far." : "There is no such job.";
 }
 
-export const jobLink = (tenant, { job_id: id }) => h("a", { href: `#/job/${named(tenant)}/${named(id)}` }, id);
+/** To a job, by its id, and its name where it has one. */
+export const jobLink = (tenant, { job_id: id, name }) =>
+  h("a", { href: `#/job/${named(tenant)}/${named(id)}` }, id, name && [" ", h("span", { class: "name" }, name)]);
 
 const columns = (name) => [
   { name: "Job", heads: true, of: (job) => jobLink(name, job) },
-  { name: "Name", of: (job) => job.name ?? "–" },
   {
     name: "Status",
     of: (job) => [statusTag(job.status), job.conflicts.length > 0 && [" ", tag("conflict", "warn")]],
@@ -235,9 +238,9 @@ const columns = (name) => [
     name: "Last event",
     of: (job) => [time(job.last_at, job.last_hlc), h("span", { class: "soft" }, ` ${ago(job.last_at)}`)],
   },
-  { name: "Ran", number: true, of: (job) => (job.run_ms === null ? "–" : duration(job.run_ms)) },
+  { name: "Run time", number: true, of: (job) => (job.run_ms === null ? "–" : duration(job.run_ms)) },
   { name: "Created by", minor: true, of: (job) => shownActor(job.actor) },
-  { name: "Where", minor: true, of: (job) => job.assigned_dcs.join(", ") || "–" },
+  { name: "Data centres", minor: true, of: (job) => job.assigned_dcs.join(", ") || "–" },
   { name: "Outcome", of: (job) => outcome(job) },
 ];
 

@@ -19,7 +19,7 @@ export async function nodes(ctx) {
     h("p", { class: "soft" }, "Machines on which the tenant's capsules are placed, and the commitments that hold now."),
     h(
       "p",
-      { class: "row actions" },
+      { class: "row fields actions" },
       await pickTenant(ctx, name, (tenant) => address(tenant)),
       overbooked
         ? h("a", { class: "button", href: address(name) }, "All nodes")

@@ -209,6 +209,7 @@ function drawNode(places, seen, node, measured, { exchange, archive }, checks) {
           ),
         ),
       ),
+      h("p", { class: "soft" }, "Each is the LSN of the newest event that has come so far."),
       spark(seen.samples),
     ),
   );
@@ -264,7 +265,8 @@ function archiveOf(archive) {
 
 function witnessesOf(measured, check) {
   const waiting = measured.get("log_witness_waiting");
-  return [stateOf(check), waiting > 0 && `, ${plural(waiting, "checkpoint")} to be cosigned`];
+  if (!check && !waiting) return null;
+  return [stateOf(check), waiting > 0 && `${check ? ", " : ""}${plural(waiting, "checkpoint")} to be cosigned`];
 }
 
 function peersOf({ peers }) {

@@ -5,6 +5,7 @@ import { h } from "./dom.js";
 const CLOCK = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
 const OF_TODAY = new Intl.DateTimeFormat(undefined, CLOCK);
 const OF_THIS_YEAR = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", ...CLOCK });
+const DATED = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
 const OF_ANY_YEAR = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 const AGO = new Intl.RelativeTimeFormat("en", { numeric: "auto", style: "short" });
 const UNITS = [
@@ -23,9 +24,15 @@ export function time(text, more = "") {
   const at = new Date(text);
   const now = new Date();
   const today = at.toDateString() === now.toDateString();
-  const format = today ? OF_TODAY : at.getFullYear() === now.getFullYear() ? OF_THIS_YEAR : OF_ANY_YEAR;
+  return formatted(today ? OF_TODAY : at.getFullYear() === now.getFullYear() ? OF_THIS_YEAR : OF_ANY_YEAR, text, more);
+}
+
+/** The same to the minute, always with its date. */
+export const dated = (text) => formatted(DATED, text);
+
+function formatted(format, text, more = "") {
   const utc = `${text.replace("T", " ").replace("Z", "")} UTC`;
-  return h("time", { datetime: text, title: more ? `${utc} · ${more}` : utc, class: "nowrap" }, format.format(at));
+  return h("time", { datetime: text, title: more ? `${utc} · ${more}` : utc, class: "nowrap" }, format.format(new Date(text)));
 }
 
 /** The time in an HLC; as it stands where no calendar has such a time. */
