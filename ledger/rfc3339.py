@@ -27,7 +27,8 @@ _TIME = re.compile(TEXT)
 _SPACE_FOR_PLUS = re.compile(TEXT.replace("[+-]", " "))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-_LAST_MS = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // _MILLISECOND
+LAST_MS = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // _MILLISECOND
+"""The latest time that has a text."""
 _NAIVE_EPOCH = _EPOCH.replace(tzinfo=None)
 _ABOVE_NODES = "~"
 """Above every node id in the order of HLCs."""
@@ -41,7 +42,7 @@ def written(time: datetime, timespec: str = "auto") -> str:
 @lru_cache(maxsize=1024)
 def text_of(physical_ms: int) -> str | None:
     """``physical_ms`` since 1970 in UTC, with milliseconds; None for a time that has no such form."""
-    if not 0 <= physical_ms <= _LAST_MS:
+    if not 0 <= physical_ms <= LAST_MS:
         return None
     return (_NAIVE_EPOCH + timedelta(milliseconds=physical_ms)).isoformat(timespec="milliseconds") + "Z"
 

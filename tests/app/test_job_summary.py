@@ -101,6 +101,24 @@ async def test_a_part_of_the_hours_and_of_the_data_centres_is_counted(shared_cli
     assert (counts(few), few["groups_left_out"]) == ({"use1": 3}, 1)
 
 
+@pytest.mark.parametrize(
+    ("asked", "jobs", "since", "until_"),
+    [
+        ({"since": "1960-01-01T00:00:00Z"}, 3, None, None),
+        ({"until": "1960-01-01T00:00:00Z"}, 0, None, "1970-01-01T00:00:00.000Z"),
+        ({"since": "9999-12-31T23:00:00Z"}, 0, "9999-12-31T00:00:00.000Z", None),
+        ({"until": "9999-12-31T23:00:00Z"}, 3, None, None),
+        ({"since": f"{2**62}:0:n"}, 0, "9999-12-31T00:00:00.000Z", None),
+    ],
+)
+async def test_a_summary_names_the_hours_that_it_counts(
+    shared_client: Client, asked: dict[str, str], jobs: int, since: str | None, until_: str | None
+) -> None:
+    await fill(shared_client)
+    found = await summary(shared_client, **asked)
+    assert (found["all"]["jobs"], found["since"], found["until"]) == (jobs, since, until_)
+
+
 async def test_declared_fields_are_counted_once_all_jobs_are_indexed(shared_client: Client) -> None:
     await fill(shared_client)
     params = {"tenant_id": shared_client.tenant, "by": "spec.image"}

@@ -58,7 +58,7 @@ from app.store.jobs.order import ListRange, Order, Position
 from ledger import rfc3339
 from ledger.errors import InvalidInputError, refuse, reported_as
 from ledger.facts.statuses import STATUSES
-from ledger.machines.job_figures import HOUR_MAX, HOUR_MS
+from ledger.machines.job_figures import HOUR_MS
 from ledger.machines.job_search import (
     CONDITIONS_MAX,
     TRACE,
@@ -191,9 +191,10 @@ def within_hours(wanted: Wanted, since: str | None, until: str | None) -> Wanted
     """
     first, end = moment("since", since, rfc3339.at_or_after), moment("until", until, rfc3339.at_or_after)
     if first is not None:
-        wanted = wanted._replace(first=min(first.physical_ms // HOUR_MS, HOUR_MAX))
-    if end is not None:
-        wanted = wanted._replace(below=min(-(-end.physical_ms // HOUR_MS), HOUR_MAX + 1))
+        # The answer names both hours.
+        wanted = wanted._replace(first=max(0, min(first.physical_ms, rfc3339.LAST_MS)) // HOUR_MS)
+    if end is not None and end.physical_ms <= rfc3339.LAST_MS:
+        wanted = wanted._replace(below=-(-max(0, end.physical_ms) // HOUR_MS))
     return wanted
 
 
