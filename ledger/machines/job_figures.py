@@ -101,8 +101,8 @@ class RunTimes(NamedTuple):
 
 def run_times(counts: Mapping[int, int], extremes: Extremes) -> RunTimes | None:
     """The run times of which so many are in each class; None without any."""
-    classes = sorted(of_class for of_class, jobs in counts.items() if jobs > 0)
-    upto = list(accumulate(counts[of_class] for of_class in classes))
+    classes = sorted([of_class for of_class, jobs in counts.items() if jobs > 0])
+    upto = list(accumulate(map(counts.__getitem__, classes)))
     if not classes:
         return None
     jobs = upto[-1]

@@ -163,7 +163,7 @@ async def test_what_the_lines_of_a_request_say_of_a_job_is_known_at_once(shared:
     ]
     await shared.service.submitter.submit_lines(EventLines.of(drafts[:4]), durability=LOCAL, key=None)
     await shared.service.submitter.submit_lines(EventLines.of(drafts[4:]), durability=LOCAL, key=None)
-    mine, another = shared.service.job_index.get(tenant, "mine"), shared.service.job_index.get(tenant, "another")
+    mine, another = shared.service.job_index.get((tenant, "mine")), shared.service.job_index.get((tenant, "another"))
     assert mine is not None
     assert another is not None
     assert (mine.fence_token, mine.ended) == (7, None)

@@ -72,10 +72,10 @@ class JobIndex:
     def __init__(self) -> None:
         self._jobs: OrderedDict[JobKey, KnownJob] = OrderedDict()
 
-    def get(self, tenant_id: str, job_id: str) -> KnownJob | None:
+    def get(self, job: JobKey) -> KnownJob | None:
         """The known facts of the job, None if there are none."""
-        if (known := self._jobs.get((tenant_id, job_id))) is not None:
-            self._jobs.move_to_end((tenant_id, job_id))
+        if (known := self._jobs.get(job)) is not None:
+            self._jobs.move_to_end(job)
         return known
 
     def entered(
@@ -192,18 +192,21 @@ class JobChecks:
     ) -> Iterator[tuple[int, LedgerError]]:
         """The lines that the store refuses, and why; ``found`` was read of it."""
         for job, number in to_read.unknown.items():
-            known = self._jobs.get(*job)
+            known = self._jobs.get(job)
             if job not in found and known is None:
                 if job not in to_read.early:
                     yield number, self._homes.not_found(*job)
             elif error := _ended(job[1], found[job].ended if known is None else known.ended):
                 yield number, error
         for number, ((tenant_id, job_id), kind) in enumerate(zip(lines.jobs, lines.types, strict=True)):
-            known = self._jobs.get(tenant_id, job_id) if kind == CREATED and job_id is not None else None
-            if known is not None and job_id is not None:
-                job = (tenant_id, job_id)
-                if error := _ended(job_id, known.ended) or _differs(job, known.creation, to_read.created[job]):
-                    yield number, error
+            if kind != CREATED or job_id is None:
+                continue
+            job = (tenant_id, job_id)
+            known = self._jobs.get(job)
+            if known is not None and (
+                error := _ended(job_id, known.ended) or _differs(job, known.creation, to_read.created[job])
+            ):
+                yield number, error
 
     async def _read(self, wanted: Sequence[JobKey], to_read: _Open) -> dict[JobKey, ChainedJob]:
         """The chained state of these jobs, which this node knows from then on."""
@@ -253,7 +256,7 @@ class JobChecks:
             )
         if not is_creation and (redirected := self._homes.redirected(job_id)) is not None:
             return redirected
-        known = self._jobs.get(*job)
+        known = self._jobs.get(job)
         is_doubtful = known is not None and known.is_doubtful and not is_creation
         error = None if known is None or is_doubtful else _ended(job_id, known.ended)
         if error is None and is_creation:
@@ -275,7 +278,7 @@ class JobChecks:
         return wanted
 
     def _knows(self, job: JobKey) -> bool:
-        known = self._jobs.get(*job)
+        known = self._jobs.get(job)
         return known is not None and known.creation is not None and not known.is_doubtful
 
 

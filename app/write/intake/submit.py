@@ -326,7 +326,7 @@ class Submitter:
         """Update from the followed chain which known jobs have ended. ``states`` include the records of this node up to
         ``covered_lsn``, by tenant."""
         for (tenant_id, job_id), state in states.items():
-            if self.job_index.get(tenant_id, job_id) is not None:
+            if self.job_index.get((tenant_id, job_id)) is not None:
                 ended = jobs.ended_text(jobs.status(state), state.refused)
                 upto_lsn = covered_lsn.get(tenant_id, BEFORE_FIRST)
                 self.job_index.chained(tenant_id, job_id, state.fence, ended, state.last_seq, upto_lsn)
@@ -444,7 +444,7 @@ class Submitter:
 
     def _fence_of(self, job: JobOfLine) -> int:
         """The fence token of an event of this job that names none."""
-        known = None if job[1] is None else self.job_index.get(job[0], job[1])
+        known = None if job[1] is None else self.job_index.get((job[0], job[1]))
         return FIRST_FENCE_TOKEN if known is None else known.fence_token
 
     def _too_large(self, payload: bytes) -> str | None:
