@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-import socket
 import sqlite3
 import subprocess
 import tempfile
@@ -24,7 +23,7 @@ from signing.private_keys import load
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.witness import Witness
-from tests.waiting import until as until_true
+from tests.go_programs import built, free_port, is_open, process
 
 VERSION = "v0.9.0"
 LOG_ORIGIN = "ledger.example"
@@ -53,15 +52,10 @@ class Litewitness(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def program() -> Path:
     """litewitness, built."""
-    go = shutil.which("go")
-    assert go is not None, "install Go 1.24 or newer: it builds the witness that others wrote"
     assert shutil.which("ssh-agent") is not None, "install openssh-client: litewitness signs by ssh-agent"
-    folder = tmp_path_factory.mktemp("go")
-    package = f"filippo.io/torchwood/cmd/litewitness@{VERSION}"
-    subprocess.run([go, "install", package], env={**os.environ, "GOBIN": str(folder)}, check=True, cwd=folder)
-    return folder / "litewitness"
+    return built("litewitness", ("go", "install", f"filippo.io/torchwood/cmd/litewitness@{VERSION}"))
 
 
 @contextmanager
@@ -72,32 +66,14 @@ def running(program: Path, name: str) -> Iterator[Litewitness]:
         key_file, agent, database = folder / "key", folder / "agent", folder / "witness.db"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key_file], check=True)
         raw = base64.b64decode((folder / "key.pub").read_text().split()[1])[-32:]
-        stack.enter_context(process("ssh-agent", "-D", "-a", agent))
-        until_true(agent.exists, "the agent listens")
+        stack.enter_context(process("ssh-agent", "-D", "-a", agent, is_ready=agent.exists))
         with_agent = {**os.environ, "SSH_AUTH_SOCK": str(agent)}
         subprocess.run(["ssh-add", "-q", key_file], env=with_agent, check=True)
         listed = subprocess.run(["ssh-keygen", "-lf", key_file], capture_output=True, text=True, check=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         given = ("-ssh-agent", agent, "-key", listed.stdout.split()[1], "-db", database, "-name", name)
-        stack.enter_context(process(program, *given, "-listen", f"127.0.0.1:{port}"))
-        until_true(lambda: is_open(port), "litewitness listens")
+        stack.enter_context(process(program, *given, "-listen", f"127.0.0.1:{port}", is_ready=lambda: is_open(port)))
         yield Litewitness(WitnessKey.of(name, PublicKey.of_raw(raw)), f"http://127.0.0.1:{port}", database)
-
-
-@contextmanager
-def process(*command: object) -> Iterator[None]:
-    started = subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        started.terminate()
-        started.wait(timeout=30)
-
-
-def is_open(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def test_append_to_quorum_takes_three_seconds_at_p95_with_two_of_three_that_others_wrote(

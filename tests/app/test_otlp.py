@@ -94,9 +94,9 @@ def events(ledger: Ledger, job_id: str) -> list[dict[str, Any]]:
     return items
 
 
-def blocks(language: str) -> list[str]:
-    """The examples of the page in this language."""
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def blocks(language: str, page: Path = PAGE) -> list[str]:
+    """The examples of a page in this language."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 def exporter(ledger: Ledger, **more: Any) -> OTLPLogExporter:
@@ -419,7 +419,7 @@ def test_bodies_are_plain_or_gzip_and_bounded_either_way(ledger: Ledger) -> None
     headers = {"Authorization": f"Bearer {ledger.token}", "Content-Type": "text/plain"}
     answer = ledger.root.post("/v1/logs", content=b"", headers=headers)
     assert (answer.status_code, answer.json()["message"]) == (415, "send application/json, not text/plain")
-    for body in (b"\x0a\x00" * (otlp.RECORDS_MAX + 1), b"\x0a\x04\x0a\x00\x0a\x00" * 20_000):
+    for body in (b"\x0a\x00" * (otlp.RECORDS_MAX + 1), b"\x0a\x04\x0a\x00\x0a\x00" * 30_000):
         send(ledger, body, PROTOBUF, 413)
     send(ledger, b'{"resourceLogs": [' + b"{}," * 500_000 + b"{}]}", status=413)
     assert send(ledger, {"resourceLogs": []}).content == b"{}"

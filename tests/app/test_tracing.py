@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -37,7 +38,7 @@ print([name for name in sys.modules if name.startswith(of_tracing)])
 """The framework imports the API of OpenTelemetry by itself, where it is installed."""
 
 
-class Collector(ThreadingHTTPServer):
+class Receiver(ThreadingHTTPServer):
     """Takes spans on a port of its own; while ``is_failing`` it refuses them for good."""
 
     daemon_threads = True
@@ -63,10 +64,12 @@ class Collector(ThreadingHTTPServer):
 
 
 class _Taking(BaseHTTPRequestHandler):
-    server: Collector
+    server: Receiver
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers["Content-Encoding"] == "gzip":
+            body = gzip.decompress(body)
         if self.server.is_failing:
             self.server.refused += 1
         else:
@@ -83,20 +86,27 @@ class _Taking(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with Collector() as collector:
-        thread = threading.Thread(target=collector.serve_forever, args=(0.05,))
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    """A receiver in a thread of its own."""
+    with Receiver() as receiver:
+        thread = threading.Thread(target=receiver.serve_forever, args=(0.05,))
         thread.start()
-        yield collector
-        collector.shutdown()
+        yield receiver
+        receiver.shutdown()
         thread.join()
 
 
 @pytest.fixture(scope="module")
-def url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[str]:
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("tracing")
-    with serving(postgres, folder, "tracing", tracing={"endpoint": collector.url}) as url:
+    with serving(postgres, folder, "tracing", tracing={"endpoint": receiver.url}) as url:
         yield url
 
 
@@ -113,11 +123,11 @@ def attributes(span: Span) -> dict[str, str | int]:
 # An unusual header makes the framework answer, the usual ones the fast path.
 @pytest.mark.parametrize("headers", [{}, {"X-Other": "1"}, {"Idempotency-Key": "once"}])
 def test_a_write_is_a_child_of_its_caller_and_has_fsync_and_chain_as_children(
-    url: str, collector: Collector, headers: dict[str, str]
+    url: str, receiver: Receiver, headers: dict[str, str]
 ) -> None:
     trace = f"{len(str(headers)):032x}"
     submit(url, f"whole-{trace}", trace, **headers)
-    spans = collector.named(trace, {"POST /v1/jobs", "fsync", "chain"})
+    spans = receiver.named(trace, {"POST /v1/jobs", "fsync", "chain"})
     request, fsync, chain = spans["POST /v1/jobs"], spans["fsync"], spans["chain"]
     assert (request.parent_span_id.hex(), request.kind) == (CALLER, Span.SPAN_KIND_SERVER)
     assert attributes(request) == {
@@ -149,7 +159,7 @@ LOGS = request_of(
     ],
 )
 def test_a_batch_has_one_child_for_each_step_of_its_records_and_a_repeated_one_none(
-    url: str, collector: Collector, route: str, body: bytes, headers: dict[str, str], again_steps: set[str]
+    url: str, receiver: Receiver, route: str, body: bytes, headers: dict[str, str], again_steps: set[str]
 ) -> None:
     first, again = (f"{number}{len(headers) + len(route):031x}" for number in (1, 2))
     for trace in (first, again):
@@ -157,9 +167,9 @@ def test_a_batch_has_one_child_for_each_step_of_its_records_and_a_repeated_one_n
         answer = httpx.post(f"{url}{route}", content=body, headers={**headers, **span}, timeout=60)
         assert answer.status_code == 200, answer.text
     name = f"POST {route.partition('?')[0]}"
-    assert collector.named(again, {name}).keys() == {name, *again_steps}
-    spans = collector.named(first, {name, "fsync", "chain"})
-    assert len(collector.spans(first)) == 3
+    assert receiver.named(again, {name}).keys() == {name, *again_steps}
+    spans = receiver.named(first, {name, "fsync", "chain"})
+    assert len(receiver.spans(first)) == 3
     request = spans[name]
     fsync, chain = spans["fsync"], spans["chain"]
     assert fsync.parent_span_id == chain.parent_span_id == request.span_id
@@ -167,81 +177,81 @@ def test_a_batch_has_one_child_for_each_step_of_its_records_and_a_repeated_one_n
     assert fsync.end_time_unix_nano < chain.end_time_unix_nano <= request.end_time_unix_nano
 
 
-def test_a_batch_of_which_a_part_was_sent_before_has_the_steps_of_the_others(url: str, collector: Collector) -> None:
+def test_a_batch_of_which_a_part_was_sent_before_has_the_steps_of_the_others(url: str, receiver: Receiver) -> None:
     part, whole = "6" * 32, "7" * 32
     old, new = (record("JobCreated", job_id, tenant_id="acme") for job_id in ("sent-before", "sent-now"))
     for trace, records in ((part, [old]), (whole, [old, new])):
         headers = {"Content-Type": "application/json", "traceparent": f"00-{trace}-{CALLER}-01"}
         httpx.post(f"{url}/v1/logs", json=request_of(*records), headers=headers, timeout=60).raise_for_status()
-    assert collector.named(whole, {"POST /v1/logs"}).keys() == {"POST /v1/logs", "fsync", "chain"}
+    assert receiver.named(whole, {"POST /v1/logs"}).keys() == {"POST /v1/logs", "fsync", "chain"}
 
 
-def test_a_write_that_is_answered_before_it_is_chained_has_no_span_of_that(url: str, collector: Collector) -> None:
+def test_a_write_that_is_answered_before_it_is_chained_has_no_span_of_that(url: str, receiver: Receiver) -> None:
     trace = "b" * 32
     submit(url, "local", trace, "LOCAL")
-    assert collector.named(trace, {"POST /v1/jobs", "fsync"}).keys() == {"POST /v1/jobs", "fsync"}
+    assert receiver.named(trace, {"POST /v1/jobs", "fsync"}).keys() == {"POST /v1/jobs", "fsync"}
 
 
-def test_a_repeated_write_has_no_steps_of_the_first(url: str, collector: Collector) -> None:
+def test_a_repeated_write_has_no_steps_of_the_first(url: str, receiver: Receiver) -> None:
     first, again = "c" * 32, "d" * 32
     for trace in (first, again):
         submit(url, "repeated", trace, **{"Idempotency-Key": "repeated"})
-    collector.named(first, {"POST /v1/jobs", "fsync", "chain"})
-    assert collector.named(again, {"POST /v1/jobs"}).keys() == {"POST /v1/jobs"}
+    receiver.named(first, {"POST /v1/jobs", "fsync", "chain"})
+    assert receiver.named(again, {"POST /v1/jobs"}).keys() == {"POST /v1/jobs"}
 
 
-def test_a_read_and_a_refusal_have_a_span_and_what_is_not_sampled_has_none(url: str, collector: Collector) -> None:
+def test_a_read_and_a_refusal_have_a_span_and_what_is_not_sampled_has_none(url: str, receiver: Receiver) -> None:
     sampled, unsampled = "e" * 32, "f" * 32
     for trace, flags in ((unsampled, "00"), (sampled, "01")):
         headers = {"traceparent": f"00-{trace}-{CALLER}-{flags}"}
         assert httpx.get(f"{url}/v1/jobs/none", headers=headers, timeout=60).status_code == 404
-    span = collector.named(sampled, {"GET /v1/jobs/{job_id}"})["GET /v1/jobs/{job_id}"]
+    span = receiver.named(sampled, {"GET /v1/jobs/{job_id}"})["GET /v1/jobs/{job_id}"]
     assert attributes(span)["http.response.status_code"] == 404
-    assert collector.spans(unsampled) == []
+    assert receiver.spans(unsampled) == []
 
 
-def test_signing_has_spans_of_its_own_with_how_many_tenants(url: str, collector: Collector) -> None:
+def test_signing_has_spans_of_its_own_with_how_many_tenants(url: str, receiver: Receiver) -> None:
     submit(url, "signed", "a" * 32)
     httpx.post(f"{url}/v1/snapshots", json={"tenant_id": "acme"}, timeout=60).raise_for_status()
 
     def signed() -> set[str | int]:
-        found = [attributes(span) for span in collector.spans() if span.name == "sign" and not span.parent_span_id]
+        found = [attributes(span) for span in receiver.spans() if span.name == "sign" and not span.parent_span_id]
         return {each["tallystick.signed"] for each in found if int(each["tallystick.tenants"]) >= 1}
 
     until(lambda: signed() == {"checkpoints", "snapshots"}, "both kinds of signing have spans")
 
 
 def test_an_endpoint_that_refuses_spans_costs_a_request_nothing_and_is_logged_once(
-    url: str, collector: Collector
+    url: str, receiver: Receiver
 ) -> None:
     with structlog.testing.capture_logs() as lines:
 
         def named(event: str) -> list[object]:
             return [line["endpoint"] for line in lines if line["event"] == event]
 
-        collector.is_failing = True
+        receiver.is_failing = True
         for number in range(3):
             submit(url, f"refused-{number}", f"{number + 1:x}" * 32)
-            until(lambda: collector.refused > number, "each is tried")  # noqa: B023
-        collector.is_failing = False
+            until(lambda: receiver.refused > number, "each is tried")  # noqa: B023
+        receiver.is_failing = False
         submit(url, "taken", "9" * 32)
-        collector.named("9" * 32, {"POST /v1/jobs"})
+        receiver.named("9" * 32, {"POST /v1/jobs"})
         until(lambda: named("spans_sent_again"), "the end of it is logged")
-    assert named("spans_not_sent") == [collector.url]
+    assert named("spans_not_sent") == [receiver.url]
 
 
-def test_an_answer_of_an_endpoint_that_does_not_end_is_not_read_on(url: str, collector: Collector) -> None:
-    collector.is_endless = True
+def test_an_answer_of_an_endpoint_that_does_not_end_is_not_read_on(url: str, receiver: Receiver) -> None:
+    receiver.is_endless = True
     submit(url, "endless", "a" * 32)
-    collector.named("a" * 32, {"POST /v1/jobs"})
+    receiver.named("a" * 32, {"POST /v1/jobs"})
     submit(url, "after", "b" * 32)
-    collector.named("b" * 32, {"POST /v1/jobs"})
-    collector.is_endless = False
-    assert collector.sent_bytes < 64 << 20
+    receiver.named("b" * 32, {"POST /v1/jobs"})
+    receiver.is_endless = False
+    assert receiver.sent_bytes < 64 << 20
 
 
 def test_a_node_serves_and_stops_while_no_collector_is_there(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    with Collector() as gone:
+    with Receiver() as gone:
         endpoint = gone.url
     with serving(postgres, tmp_path, "untraced", tracing={"endpoint": endpoint}) as url:
         submit(url, "served", "8" * 32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 from tallystick_client import Client, ProblemError
+from tests.go_programs import free_port
 from tests.waiting import until
 
 pytestmark = [pytest.mark.torture, pytest.mark.foreign, pytest.mark.timeout(1200)]
@@ -58,8 +58,7 @@ def scheduler(airflow: Path, ledger: str, tmp_path: Path) -> Iterator[dict[str, 
     (tmp_path / "dags").mkdir()
     (tmp_path / "dags" / "recorded.py").write_text(DAG)
     shutil.copytree(ROOT / "clients" / "recipes" / "airflow", tmp_path / "plugins")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     environment = os.environ | {
         "PATH": f"{airflow}:{os.environ['PATH']}",
         "AIRFLOW_HOME": str(tmp_path / "home"),

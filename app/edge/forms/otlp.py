@@ -27,7 +27,7 @@ from ledger.errors import InvalidInputError, ProblemError, reported_as
 from ledger.facts.problems import PAYLOAD_TOO_LARGE
 
 PROTOBUF_MEDIA_TYPE: Final = "application/x-protobuf"
-PARTS_MAX: Final = 50_000
+PARTS_MAX: Final = 100_000
 JSON_PARTS_MAX: Final = 500_000
 VALUES_MAX: Final = 10_000
 ATTRIBUTES_MAX: Final = VALUES_MAX // 4
@@ -295,7 +295,7 @@ def _read(
 
 _TOO_MANY_VALUES: Final = partial(RecordBoundError, f"a record or resource has more than {VALUES_MAX} values")
 _TOO_MANY_PARTS: Final = partial(
-    ProblemError, PAYLOAD_TOO_LARGE, f"at most {PARTS_MAX} records, scopes and resources go into one request"
+    ProblemError, PAYLOAD_TOO_LARGE, f"at most {PARTS_MAX} fields around records go into one request"
 )
 
 

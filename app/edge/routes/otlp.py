@@ -64,8 +64,8 @@ from ledger.errors import (
 from ledger.facts.events import COMMON_FIELDS, EVENT_FIELDS, JOB_EVENTS, TRACEPARENT, Kind
 from ledger.facts.problems import PAYLOAD_TOO_LARGE, Retry
 
-RECORDS_MAX: Final = 10_000
-"""Most records, resources and scopes in one request."""
+RECORDS_MAX: Final = 30_000
+"""Most records, resources and scopes in one request: a Collector joins up to 8192 requests of one record each."""
 REASONS_MAX: Final = 8
 """Most reasons in one answer."""
 REASON_CHARACTERS_MAX: Final = 300
@@ -192,7 +192,9 @@ class _Intake:
         async for record in in_turns(records_of(body, is_protobuf=is_protobuf)):
             parts += 1
             if parts > RECORDS_MAX:
-                raise ProblemError(PAYLOAD_TOO_LARGE, f"at most {RECORDS_MAX} records go into one request")
+                raise ProblemError(
+                    PAYLOAD_TOO_LARGE, f"at most {RECORDS_MAX} records, resources and scopes go into one request"
+                )
             if isinstance(record, RecordBoundError):
                 self._reject(str(record))
             elif record is not None:
