@@ -306,7 +306,7 @@ def test_what_failed_in_the_night_why_and_who_cancelled_is_found_with_a_keyboard
     page = console.load("?tenant=night")
     tab_to(page, "Skip to content", 1)
     page.keyboard.press("Enter")
-    tab_to(page, "Period", 2)
+    tab_to(page, "Period", 3)
     for hours in (24, 1):
         with page.expect_response("**/v1/jobs/summary?*"):
             page.keyboard.press("ArrowUp")
