@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from pipeline.page.templates import OUTCOME_LABELS, environment, inline
+from pipeline.page import OUTCOME_LABELS, environment, inline
 
 _POLICY: Final = (
     "default-src 'none'; style-src 'sha256-{style_hash}'; script-src 'sha256-{script_hash}'; base-uri 'none'; "

@@ -23,7 +23,7 @@ from ledger.merkle import HASH_BYTES, Frontier, append_part
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH, TileCoordinates
 from ledger.verification.caller_check import Repetitions
 from ledger.verification.entry_check import EntryRow, report_duplicate, report_form, report_gap, report_prev_link
-from ledger.verification.left_tree import LeftTree
+from ledger.verification.floor_check import LeftTree
 from ledger.verification.projection_check import conclude
 from ledger.verification.range_check import Interval, IntervalPart, Mark, RangeSummary, RangeTask
 from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotJudge

@@ -406,7 +406,7 @@ def _lines_of_diff(told: dict[str, Any]) -> Iterator[str]:
 def _lines_of_tenant(tenant: dict[str, Any]) -> Iterator[str]:
     by = "by its tree" if tenant["compared"] == "merkle" else "by ranges of time"
     only = f"{tenant['only_in_a']:,} only in a, {tenant['only_in_b']:,} only in b"
-    name = ChainName(tenant.get("ledger"), tenant["tenant_id"]).shown
+    name = ChainName.of(tenant).shown
     yield f"{name}: {'the same events' if tenant['equal'] else only}, {by}"
     for side in ("a", "b"):
         if seq := tenant.get(f"pruned_to_{side}"):

@@ -269,7 +269,7 @@ def _lines(told: dict[str, Any], dest: Path) -> tuple[str, ...]:
 
 def _lines_of_left(left: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for each in left[:PLACES_SHOWN_MAX]:
-        name = ChainName(each.get("ledger"), each["tenant_id"]).shown
+        name = ChainName.of(each).shown
         yield f"of {name} from seq {each['from_seq']:,} on: what came before left the database, see --archive"
     if len(left) > PLACES_SHOWN_MAX:
         yield f"and of {len(left) - PLACES_SHOWN_MAX:,} tenants more, as report.json says"

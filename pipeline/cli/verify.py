@@ -175,11 +175,7 @@ def _verify_ledgers(
                 heads[chain] = [TreeHead(head.size, head.root, SOURCE), *heads.get(chain, ())]
         # 3. The verdicts.
         told, written = run(_work(opened, archives, chains, keyring, heads, external))
-        broken = [
-            str(ChainName(each.get("ledger"), each["tenant_id"]))
-            for each in told["tenants"]
-            if each["verdicts"].get(ARCHIVE) == "broken"
-        ]
+        broken = [str(ChainName.of(each)) for each in told["tenants"] if each["verdicts"].get(ARCHIVE) == "broken"]
         told["tables"] = (opened if archives is None else archives).tables(keyring, broken)
         told["tenants"] = [_compared(verdict, observed, of_file, keyring) for verdict in told["tenants"]]
     # 4. What is missing.
@@ -207,7 +203,7 @@ def _work(
     external: ExternalWitnesses,
 ) -> Work:
     from pipeline.verify import verify as verify_chains
-    from pipeline.verify.joined import verify_joined
+    from pipeline.verify import verify_joined
 
     def work(spark: SparkSession, passed: Accumulator[int]) -> Verified:
         if archives is None:
@@ -232,10 +228,6 @@ def _code_of_table(found: Mapping[str, Any]) -> ExitCode:
     return CODE_OF_TABLE.get(found["verdict"], ExitCode.FINE)
 
 
-def _chain_of(verdict: Mapping[str, Any]) -> str:
-    return str(ChainName(verdict.get("ledger"), verdict["tenant_id"]))
-
-
 def _compared(
     verdict: dict[str, Any],
     observed: Mapping[str, Observation],
@@ -243,7 +235,7 @@ def _compared(
     keyring: Keyring | None,
 ) -> dict[str, Any]:
     """``verdict`` with what the checkpoints of its chain, remembered and externally kept, say."""
-    chain = _chain_of(verdict)
+    chain = str(ChainName.of(verdict))
     if chain in of_file:
         judge_unvouched(verdict, of_file[chain].unknown, keyring)
     return observed[chain].with_verdict(verdict) if chain in observed else verdict
@@ -359,7 +351,7 @@ def _print_table(found: Mapping[str, Any]) -> None:
 
 
 def _name_of(verdict: Mapping[str, Any]) -> str:
-    return verdict.get("file") or ChainName(verdict.get("ledger"), verdict["tenant_id"]).shown
+    return verdict.get("file") or ChainName.of(verdict).shown
 
 
 def _print_memory(observations: Sequence[Mapping[str, Any]]) -> None:

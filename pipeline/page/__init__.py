@@ -1,12 +1,19 @@
-"""The form of pages about jobs: numbers in words, and in ``templates`` the style sheet, script and bar of outcomes.
+"""The form of pages about jobs: numbers in words, templates, and the style sheet, script and bar of outcomes.
 
-The report of the pipeline (``pipeline.report.page``) and that of a service (``app.pages.job_report``) share it.
+The report of the pipeline (``pipeline.report.page``) and that of a service (``app.pages.job_report``) share it. A page
+loads nothing; its Content-Security-Policy allows its style and script by their digests.
 """
 
 from __future__ import annotations
 
+import base64
+from hashlib import sha256
 from itertools import pairwise
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 SECOND_MS: Final = 1000
 MINUTE_MS: Final = 60 * SECOND_MS
@@ -48,3 +55,41 @@ def rate_text(rate: float | None) -> str:
     if 0.9995 <= rate < 1:
         return ">99.9 %"
     return f"{rate * 100:.1f} %" if rate not in (0, 1) else f"{rate * 100:.0f} %"
+
+
+# --- templates; a page is one file that loads nothing -----------------------------------------------
+
+
+OUTCOME_LABELS: Final = {
+    "completed": "Completed",
+    "cancelled": "Cancelled",
+    "timed_out": "Timed out",
+    "failed": "Failed",
+}
+"""In the order in which they are drawn."""
+_HERE: Final = Path(__file__).parent
+
+
+def environment(folder: Path) -> Environment:
+    """The templates of ``folder``, and ``share.j2`` of this one, with filters that write numbers."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader([folder, _HERE]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(count=count_text, rate=rate_text, duration=duration_text)
+    made.globals["outcomes"] = OUTCOME_LABELS
+    return made
+
+
+def inline() -> dict[str, str]:
+    """``style`` and ``script`` of a page, and the hash by which its policy allows each."""
+    from markupsafe import Markup
+
+    texts = {name: (_HERE / file).read_text() for name, file in (("style", "style.css"), ("script", "sort.js"))}
+    hashes = {f"{name}_hash": base64.b64encode(sha256(text.encode()).digest()).decode() for name, text in texts.items()}
+    return hashes | {name: Markup(text) for name, text in texts.items()}  # noqa: S704 (our own files)

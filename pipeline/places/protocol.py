@@ -62,6 +62,11 @@ class ChainName(NamedTuple):
         ledger, separator, tenant_id = text.partition(CHAIN_SEPARATOR)
         return cls(ledger, tenant_id) if separator else cls(None, text)
 
+    @classmethod
+    def of(cls, verdict: Mapping[str, Any]) -> ChainName:
+        """The chain that a verdict, or a row of one, is about."""
+        return cls(verdict.get("ledger"), verdict["tenant_id"] or "")
+
     def __str__(self) -> str:
         return self.tenant_id if self.ledger is None else f"{self.ledger}{CHAIN_SEPARATOR}{self.tenant_id}"
 

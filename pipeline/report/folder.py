@@ -132,7 +132,7 @@ def with_chain(row: Row) -> Row:
     """``row`` with the name of the chain, as it is shown, in ``tenant_id``."""
     if row.get("ledger") is None:
         return row
-    return {**row, "tenant_id": ChainName(row["ledger"], row["tenant_id"] or "").shown}
+    return {**row, "tenant_id": ChainName.of(row).shown}
 
 
 def write_csv(folder: Path, name: str) -> None:

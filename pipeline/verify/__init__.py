@@ -34,13 +34,14 @@ from ledger.verification.range_check import RangeTask
 from ledger.verification.range_fold import ChainBounds
 from ledger.verification.range_fold import tasks as tasks_of
 from ledger.verification.tree_check import TreeHead
-from ledger.verification.verdict import KINDS, Break, Verdict
+from ledger.verification.verdict import KINDS, Break, Verdict, rollback, with_break
 from pipeline import arrow
+from pipeline.archive.joined import NO_MANIFESTS, ArchivedPart
 from pipeline.archive.reader import broken
-from pipeline.arrow import ddl_of
+from pipeline.arrow import Row, ddl_of, rows_of
 from pipeline.places import OpenPlace, Piece
 from pipeline.places.protocol import ROWS_A_PIECE, ChainName
-from pipeline.source import over_numbers, over_pieces, rows_a_task
+from pipeline.source import open_pieces, over_numbers, over_pieces, rows_a_task
 from pipeline.spark import SHUFFLE_PARTITIONS_A_CORE
 from pipeline.verify.tasks import (
     BREAK,
@@ -66,6 +67,7 @@ from signing.checkpoint import JudgedCheckpoint, judge_kept
 from signing.judging import verify_file
 from signing.keys import Keyring
 from signing.memory import Memory
+from signing.snapshot import ENVELOPE, TO_SEQ
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -98,14 +100,14 @@ class Verified:
         """One row a tenant or file; ``verdict`` is the verdict object as JSON."""
         rows = [
             (*(each[name] for name in ("tenant_id", "valid", "entries_checked")), orjson.dumps(each).decode(), ledger)
-            for each, (ledger, _) in zip(self.objects, map(_chain_of, self.objects), strict=True)
+            for each, (ledger, _) in zip(self.objects, map(ChainName.of, self.objects), strict=True)
         ]
         return self.spark.createDataFrame(rows, VERDICTS_DDL).coalesce(1)
 
     def breaks(self) -> DataFrame:
         """Every break, unordered."""
         outside = [
-            (_chain_of(each), [_text(value) for value in each["first_break"].values()], not each["entries_checked"])
+            (ChainName.of(each), [_text(value) for value in each["first_break"].values()], not each["entries_checked"])
             for each in self.objects
             if each["first_break"] is not None and each["first_break"]["kind"] not in KINDS
         ]
@@ -116,7 +118,7 @@ class Verified:
         # An invalid place has no other breaks; breaks of job states count only if the chain is whole.
         refused = {str(chain) for chain, _, is_unread in outside if is_unread}
         whole = {
-            str(_chain_of(each))
+            str(ChainName.of(each))
             for each in self.objects
             if "broken" not in {each["verdicts"].get(aspect) for aspect in CHAIN_ASPECTS}
         }
@@ -142,10 +144,6 @@ class Verified:
         """Release the cached rows."""
         for each in self.found:
             each.unpersist()
-
-
-def _chain_of(verdict: Mapping[str, Any]) -> ChainName:
-    return ChainName(verdict.get("ledger"), verdict["tenant_id"] or "")
 
 
 def _text(value: object) -> str | None:
@@ -355,3 +353,85 @@ def _unread(why: str) -> dict[str, Any]:
 def _readable(name: str) -> str:
     """The text of a file's name; bytes that are not UTF-8 are escaped."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+# --- databases with their archives, as chains from seq 1 (pipeline.archive.joined) ------------------
+
+
+def verify_joined(
+    spark: SparkSession,
+    place: OpenPlace,
+    archives: OpenPlace,
+    *,
+    tenants: Collection[str],
+    keyring: Keyring | None,
+    checkpoints: Mapping[str, Sequence[TreeHead]],
+    external: ExternalWitnesses = NOBODY,
+    passed: Accumulator[int] | None = None,
+) -> Verified:
+    """Verify ``tenants`` of ``place``, and what ``archives`` have of them, as one; arguments as of ``verify``.
+
+    A tenant that only its archive has was removed from the database, which is a break.
+    """
+    archived = sorted({*tenants} & {*archives.tenants()})
+    parts = {chain: _part(archives, chain, None) for chain in tenants}
+    there = {*place.tenants()}
+    # 1. The archives.
+    of_archives = verify(spark, archives, tenants=archived, keyring=keyring, passed=passed)
+    verdicts = {str(ChainName.of(each)): each for each in of_archives.objects}
+    # 2. The databases, which must begin with the trees of the archives.
+    heads = {chain: [*checkpoints.get(chain, ()), *part.heads] for chain, part in parts.items()}
+    chains = [chain for chain in tenants if chain in there]
+    of_databases = verify(
+        spark,
+        place,
+        tenants=chains,
+        keyring=keyring,
+        checkpoints=heads,
+        external=external,
+        passed=passed,
+        archived={chain: part for chain, part in parts.items() if part.sealed},
+    )
+    found = {str(ChainName.of(each)): each for each in of_databases.objects}
+    # 3. Both as one.
+    objects = [
+        _joined(place, archives, chain, found.get(chain), verdicts.get(chain)) for chain in sorted({*found, *verdicts})
+    ]
+    return Verified(spark, objects, [*of_databases.found, *of_archives.found])
+
+
+def _joined(
+    place: OpenPlace,
+    archives: OpenPlace,
+    chain: str,
+    found: Mapping[str, Any] | None,
+    archived: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    if found is None:
+        assert archived is not None
+        root = archived["archive"]["tree_root"] if archived.get("archive") else ""
+        detail = "the archive has entries of this tenant, and the database has none"
+        return with_break({**archived}, rollback(archived["to_seq"], detail, root, None))
+    origin = place.log_origin(chain)
+    log = None if origin is None else f"{origin}/{ChainName.parse(chain).tenant_id}"
+    return _part(archives, chain, archived).joined(found, log)
+
+
+def _part(archives: OpenPlace, chain: str, verdict: Mapping[str, Any] | None) -> ArchivedPart:
+    """What the archives have of a chain; its verdict says so if its manifests cannot be read."""
+    try:
+        sealed = archives.manifests(chain) if chain in archives.tenants() else NO_MANIFESTS
+    except ArchiveInvalidError:
+        sealed = NO_MANIFESTS
+
+    def rows(from_seq: int, to_seq: int) -> Iterator[Sequence[Row]]:
+        for _, reader in open_pieces(archives.pieces([chain], from_seq=from_seq, to_seq=to_seq)):
+            yield from ([*rows_of(batch)] for batch in reader.entries())
+
+    def snapshot_at(to_seq: int) -> str | None:
+        for _, reader in open_pieces(archives.pieces([chain], from_seq=to_seq, to_seq=to_seq)):
+            found = (row for batch in reader.snapshots() for row in rows_of(batch))
+            return next((row[ENVELOPE] for row in found if row[TO_SEQ] == to_seq), None)
+        return None
+
+    return ArchivedPart(ChainName.parse(chain).tenant_id, str(archives), sealed, verdict, rows, snapshot_at)

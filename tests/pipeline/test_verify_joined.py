@@ -18,7 +18,7 @@ from pipeline.diff import diff
 from pipeline.places import parse_place
 from pipeline.places.joined import OpenJoined
 from pipeline.report.jobs import entries, left_of
-from pipeline.verify.joined import verify_joined
+from pipeline.verify import verify_joined
 from tests.conftest import Database
 from tests.ledger.committed import RACE
 from tests.ledger.ledger_in_memory import SIGNER, Ledger

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jinja2 import Environment
 
-from pipeline.page import MINUTE_MS, NOTHING
-from pipeline.page.templates import environment, inline
+from pipeline.page import MINUTE_MS, NOTHING, environment, inline
 from pipeline.report import Clock, access, amount_text, moment_text, width_text
 from pipeline.report.folder import Row, cut, named_rows_of, rows_of, table, with_chain
 from pipeline.report.page import plots
