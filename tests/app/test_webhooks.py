@@ -558,6 +558,17 @@ async def test_nothing_is_sent_to_an_address_that_is_not_public(
             assert (answer.status_code, answer.json()["path"]) == (422, "url"), url
 
 
+async def test_a_webhook_names_actions_that_there_are(
+    run_server: RunServer, make_settings: MakeSettings, receiver: Receiver
+) -> None:
+    async with run_server(make_settings()) as client:
+        await write(client, 1)
+        body = {"tenant_id": "acme", "url": receiver.url, "actions": ["FAIL", "FAILED"]}
+        answer = await client.post("/v1/webhooks", json=body)
+        assert (answer.status_code, answer.json()["path"]) == (422, "actions")
+        assert "there is no action 'FAILED'; there are ACCESS_REFUSED" in answer.json()["detail"]
+
+
 async def test_over_tls_the_receiver_must_have_the_name_that_the_url_has(
     run_server: RunServer, make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ once for all watchers, and nothing is written to a client that does not read.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Final, Literal
@@ -140,7 +141,8 @@ async def watch_chain(
     if from_seq is not None and to_seq is not None and from_seq > to_seq:
         raise InvalidInputError("from_seq: lies behind to_seq", ("from_seq",))
     after_seq = last_event_id if last_event_id is not None else None if from_seq is None else from_seq - 1
-    wanted = Wanted(_actions(actions), job, dc)
+    named = None if actions is None else _known_actions(name.strip().upper() for name in actions.split(","))
+    wanted = Wanted(named, job, dc)
     if after_seq is not None:
         await run_in(pool, retention.refuse_left, tenant_id, after_seq + 1)
     return Streamed(
@@ -150,15 +152,13 @@ async def watch_chain(
     )
 
 
-def _actions(text: str | None) -> frozenset[str] | None:
+def _known_actions(names: Iterable[str]) -> frozenset[str]:
     """The actions that a filter names.
 
     Raises:
         InvalidInputError: there is no such action.
     """
-    if text is None:
-        return None
-    named = frozenset(name.strip().upper() for name in text.split(","))
+    named = frozenset(names)
     if unknown := named - TYPE_OF_ACTION.keys():
         raise InvalidInputError(
             f"actions: there is no action {min(unknown)[:100]!r}; there are {', '.join(sorted(TYPE_OF_ACTION))}",
@@ -246,6 +246,7 @@ async def add_webhook(
 ) -> Response:
     """Deliver a tenant's entries to a receiver from now on, or from a seq on. The answer has its secret, and nothing
     else ever."""
+    _known_actions(wanted.get("actions", ()))
     webhook = new_webhook(
         wanted["tenant_id"],
         wanted["url"],
