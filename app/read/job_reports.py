@@ -13,7 +13,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -80,7 +80,10 @@ class JobReports:
         # The exception is retrieved in any case: perhaps nobody asks for the report.
         making.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         if len(self._kept) == KEPT_MAX:
-            del self._kept[next(each.report_id for each in self._kept.values() if each.making.done())]
+            # No tenant's reports drop those of others: the oldest goes of the tenant that has most.
+            made = [each for each in self._kept.values() if each.making.done()]
+            have = Counter(each.tenant_id for each in made)
+            del self._kept[max(made, key=lambda each: have[each.tenant_id]).report_id]
         self._kept[report_id] = JobReport(report_id, tenant_id, round(time.time() * 1000), making)
         drop = partial(asyncio.get_running_loop().call_later, self.kept_s, self._kept.pop, report_id, None)
         making.add_done_callback(lambda _: drop())

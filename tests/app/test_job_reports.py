@@ -195,6 +195,21 @@ async def test_the_newest_reports_are_kept_and_none_is_dropped_while_it_is_made(
     assert reports.find(next(iter(reports._kept))).progress is not None
 
 
+async def test_however_many_reports_a_tenant_has_made_those_of_others_are_kept(
+    shared: Shared, shared_client: Client
+) -> None:
+    await fill(shared_client)
+    reports = replace(shared.services[JobReports], _kept=OrderedDict())
+    made: list[str] = []
+    for tenant_id in ("_system", *[shared_client.tenant] * (KEPT_MAX + 1)):
+        with ExitStack() as held:
+            limits = {Wanted(tenant_id, BY_DAY): 10}
+            report = reports.start(Promise(ReadLevel.SESSION, (), 0), limits, held, may_audit=False)
+        await report.making
+        made.append(report.report_id)
+    assert [*reports._kept] == [made[0], *made[3:]]
+
+
 async def test_a_report_needs_the_right_to_read_is_an_export_and_its_download_is_recorded(
     serve: Serve,
 ) -> None:
