@@ -180,6 +180,7 @@ def _print_summary(found: Mapping[str, Any], as_json: bool) -> None:
         )
         for name, group in (
             *((_short(group["value"] or "-"), group) for group in found["groups"]),
+            *([("(other)", found["other"])] if found["other"] else ()),
             ("all", found["all"]),
         )
     ]

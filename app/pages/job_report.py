@@ -91,6 +91,7 @@ def _table(summary: Mapping[str, Any]) -> dict[str, Any]:
         "heading": _HEADINGS.get(by, by),
         "rows": rows,
         "left_out": left_out,
+        "other": summary["other"],
     }
 
 

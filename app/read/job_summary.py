@@ -10,13 +10,14 @@ from app.store.jobs.figures import BY_DAY, BY_HOUR, ERROR, Group, Wanted
 from ledger import rfc3339
 from ledger.machines.job_figures import HOUR_MAX, HOUR_MS, Extremes, run_times
 
-Figures = tuple[Mapping[str, Group], Mapping[str, Group], int]
-"""The groups by status, the wanted groups, and how many of these there are."""
-NO_FIGURES: Final[Figures] = ({}, {}, 0)
+Figures = tuple[Mapping[str, Group], Mapping[str, Group], int, Group | None]
+"""The groups by status, the wanted groups, how many of these there are, and jobs whose value is not counted by
+itself."""
+NO_FIGURES: Final[Figures] = ({}, {}, 0, None)
 
 
 def summary_of(
-    wanted: Wanted, by_status: Mapping[str, Group], groups: Mapping[str, Group], found: int
+    wanted: Wanted, by_status: Mapping[str, Group], groups: Mapping[str, Group], found: int, other: Group | None
 ) -> dict[str, Any]:
     """The answer without its consistency."""
     return {
@@ -27,6 +28,7 @@ def summary_of(
         "all": _counted(by_status.values()),
         "groups": [{"value": _value(wanted.by, name), **_counted([group])} for name, group in groups.items()],
         "groups_left_out": found - len(groups),
+        "other": None if other is None else _counted([other]),
     }
 
 

@@ -445,12 +445,14 @@ class JobReader:
 
 
 async def _figures(connection: Connection, wanted: Wanted, limit: int) -> Figures:
+    other = None
     if wanted.by.startswith(SEARCHED):
         await job_search.require_built(connection, wanted.tenant_id, wanted.by)
+        other = await job_figures.other(connection, wanted)
     by_status, _ = await job_figures.read(connection, wanted._replace(by=BY_STATUS), len(STATUSES))
     if wanted.by == BY_STATUS:
-        return by_status, by_status, len(by_status)
-    return by_status, *await job_figures.read(connection, wanted, limit)
+        return by_status, by_status, len(by_status), None
+    return by_status, *await job_figures.read(connection, wanted, limit), other
 
 
 def _behind(source: Source) -> str:

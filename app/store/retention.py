@@ -305,7 +305,10 @@ async def _write_again(
     await job_table.remove(connection, tenant_id, sorted({*removed_to}.difference(state.job_id for state in states)))
     declared = (await job_search.declared(connection, [tenant_id])).get(tenant_id)
     fields = () if declared is None else declared.fields
-    await job_table.store(connection, [(tenant_id, *job_row(state, fields)) for state in states])
+    await job_table.store(
+        connection,
+        [(tenant_id, *job_row(state, () if declared is None else declared.counted(state))) for state in states],
+    )
     terms = [
         (tenant_id, state.job_id, term, *state.created.order[:3])
         for state in states

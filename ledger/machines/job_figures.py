@@ -48,6 +48,9 @@ HOUR_MAX: Final = 2**31 // PERIODS_HOURS[-1] * PERIODS_HOURS[-1] - 1
 """Latest hour of a figure; edited rows may name later ones."""
 TEXT_CHARACTERS_MAX: Final = 128
 """Longest text in a figure, so that an index can hold three of them."""
+VALUES_MAX: Final = 1000
+"""Most values of a field that are counted by themselves among jobs of one of the longest periods: the first in the
+log."""
 RUN_MS_MAX: Final = 2**53
 """Longest run time; longer ones count as this."""
 FAILURES: Final = (FAILED, TIMED_OUT)

@@ -11,7 +11,9 @@ import asyncpg
 import pytest
 
 from app.read.folded_jobs import JobTableWalk
+from app.store.jobs import figures as job_figures
 from app.store.jobs.figures import TIMED_GROUPS_MAX
+from ledger.machines.job_figures import VALUES_MAX
 from tests.app.chains import until
 from tests.app.client import Client
 from tests.app.shared import Shared
@@ -157,6 +159,31 @@ async def test_groups_are_named_by_the_values_that_jobs_have(shared_client: Clie
     await until(is_built, "all jobs are indexed")
     found = [counts(await summary(shared_client, by=field)) for field in fields]
     assert found == [{"": 1, "\\u0000": 1}, {"A": 1}, {"B": 1}]
+
+
+async def test_values_beyond_the_first_are_counted_together(
+    shared_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_figures, "_ADMIT", job_figures._ADMIT.replace(str(VALUES_MAX), "2"))
+    path = f"/v1/tenants/{shared_client.tenant}/search"
+    (await shared_client.put(path, json={"fields": ["spec.id"]})).raise_for_status()
+    await send(
+        shared_client,
+        *({"type": "JobCreated", "job_id": f"{n}", "spec": {"id": f"id-{n % 5}"}, "trace_time": 0} for n in range(10)),
+        {"type": "JobAccepted", "job_id": "9", "dc_id": "use1", "trace_time": 0},
+        {"type": "JobCompleted", "job_id": "9", "trace_time": 7},
+    )
+
+    async def is_built() -> bool:
+        return bool((await shared_client.get(path)).json()["is_built"])
+
+    await until(is_built, "all jobs are indexed")
+    found = await summary(shared_client, by="spec.id")
+    assert counts(found) == {"id-0": 2, "id-1": 2}
+    assert (found["groups_left_out"], found["other"]["jobs"]) == (0, 6)
+    assert found["other"]["statuses"] == {"COMPLETED": 1, "SUBMITTED": 5}
+    assert found["other"]["run_times"]["max_ms"] == 7000
+    assert (await summary(shared_client, by="status"))["other"] is None
 
 
 async def test_no_job_is_in_a_data_centre_that_no_event_can_name(shared_client: Client) -> None:

@@ -198,8 +198,8 @@ JobGroup = shape(
 JobSummary = shape(
     "JobSummary",
     "How many jobs of a tenant there are, by group: the newest hours or days, or the groups of most jobs.\n"
-    "``groups_left_out`` more have some. ``since`` and ``until`` are the hours that were counted, null without a\n"
-    "bound.",
+    "``groups_left_out`` more have some. ``other`` are the jobs with values of a field that are not counted by\n"
+    "themselves, null without any. ``since`` and ``until`` are the hours that were counted, null without a bound.",
     tenant_id=str,
     by=str,
     dc=str | None,
@@ -208,6 +208,7 @@ JobSummary = shape(
     all=CountedJobs,
     groups=[JobGroup],
     groups_left_out=int,
+    other=CountedJobs | None,
     consistency=ListConsistencyAnswer,
 )
 

@@ -11,6 +11,10 @@ run times (``ledger.machines.job_figures``)::
 A job counts once in each cell that its figure names: in one period of each length, and in each of its data centres. So
 cells of one length add up to all jobs, and any range of hours is covered by few cells (``covered``).
 
+Of a field inside the spec at most ``VALUES_MAX`` values are counted by themselves in one of the longest periods: the
+first by the order of creations in the log. A line of 0 hours *admits* a value, in the period that begins at ``hour``.
+Jobs with values that were not admitted count in cells of the field ``other <field>``, a job once.
+
 The cells are what the rows of the job table say together: ``app.store.jobs.table``, which writes and removes these,
 moves the cells in the same transaction, by the figures and run times that the rows had and have. Counts are added and
 subtracted. An extreme is not: where a job that had it leaves a cell, it is read from the rows whose run time is in the
@@ -20,7 +24,7 @@ cell's first or last class.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -35,6 +39,7 @@ from ledger.machines.job_figures import (
     HOUR_MAX,
     HOUR_MS,
     PERIODS_HOURS,
+    VALUES_MAX,
     Extremes,
     Figure,
     counted_name,
@@ -52,6 +57,8 @@ BY_DAY: Final = "day"
 BY_DC: Final = "dc"
 ERROR: Final = "error"
 """The field of the errors of jobs that failed or timed out."""
+_OTHER: Final = "other "
+"""Before a field: of its values that are not counted by themselves."""
 Counted = tuple[str, str, str | None, int | None]
 """Tenant, status, figure and run time of a job."""
 
@@ -104,6 +111,37 @@ UPDATE scheduler.job_figures f SET run_min_ms = n.run_min_ms, run_max_ms = n.run
               $9::bigint[]) AS n({_KEY}, run_min_ms, run_max_ms)
  WHERE {_OF_CELL}
 """
+_VALUES: Final = "unnest($1::text[], $2::text[], $3::integer[], $4::text[])"
+_IS_ADMITTED: Final = """
+f.tenant_id = n.tenant_id AND f.field = n.field AND f.hours = 0 AND f.hour = n.hour AND f.dc = '' AND f.value = n.value
+AND f.status = ''
+"""
+_ADMIT: Final = f"""
+WITH new AS (
+    SELECT n.*, row_number() OVER (PARTITION BY tenant_id, field, hour ORDER BY number) AS place
+      FROM {_VALUES} WITH ORDINALITY AS n(tenant_id, field, hour, value, number)
+     WHERE NOT EXISTS (SELECT FROM scheduler.job_figures f WHERE {_IS_ADMITTED})
+), known AS (
+    SELECT n.*, (SELECT count(*) FROM (SELECT FROM scheduler.job_figures f
+                                        WHERE f.tenant_id = n.tenant_id AND f.field = n.field AND f.hours = 0
+                                          AND f.hour = n.hour LIMIT {VALUES_MAX}) AS admitted) AS values
+      FROM (SELECT DISTINCT tenant_id, field, hour FROM new) AS n
+)
+INSERT INTO scheduler.job_figures ({_KEY}, jobs, traced, runs, run_jobs)
+SELECT tenant_id, field, 0, hour, '', value, '', 0, 0, '{{}}', '{{}}'
+  FROM new JOIN known USING (tenant_id, field, hour) WHERE place + values <= {VALUES_MAX}
+"""
+_ADMITTED: Final = f"""
+SELECT n.tenant_id, n.field, n.hour, n.value FROM {_VALUES} AS n(tenant_id, field, hour, value)
+ WHERE EXISTS (SELECT FROM scheduler.job_figures f WHERE {_IS_ADMITTED})
+"""
+_FORGET: Final = f"""
+DELETE FROM scheduler.job_figures m USING unnest($1::text[], $2::text[], $3::integer[]) AS n(tenant_id, field, hour)
+ WHERE m.tenant_id = n.tenant_id AND m.field = n.field AND m.hours = 0 AND m.hour = n.hour
+   AND NOT EXISTS (SELECT FROM scheduler.job_figures f
+                    WHERE f.tenant_id = n.tenant_id AND f.field IN (n.field, '{_OTHER}' || n.field)
+                      AND f.hours = {PERIODS_HOURS[-1]} AND f.hour = n.hour AND f.dc = '')
+"""
 # Hours are compared with the rows, longer periods with the hours. Extremes are lines of their own, as runs -1 and -2.
 _DIFFERENCE: Final = f"""
 WITH counted AS (
@@ -119,12 +157,18 @@ WITH counted AS (
      CROSS JOIN LATERAL (SELECT '', ''
                           UNION ALL SELECT '{ERROR}', coalesce(parts ->> 3, '')
                                      WHERE status = ANY('{{{",".join(FAILURES)}}}')
-                          UNION ALL SELECT key, json_array_elements_text(value) FROM json_each(parts -> 4)
+                          UNION ALL (
+                         SELECT DISTINCT CASE WHEN f.value IS NULL THEN '{_OTHER}' || n.field ELSE n.field END,
+                                coalesce(f.value, '')
+                           FROM (SELECT '' || $1, key, each.hour / {PERIODS_HOURS[-1]} * {PERIODS_HOURS[-1]},
+                                        json_array_elements_text(value)
+                                   FROM json_each(parts -> 4)) AS n(tenant_id, field, hour, value)
+                           LEFT JOIN scheduler.job_figures f ON {_IS_ADMITTED})
                          ) AS f(field, value)
      GROUP BY tenant_id, field, each.hour, dc, value, status, run
 ), stored AS (
     SELECT {_KEY}, jobs, traced, runs, run_jobs, run_min_ms AS min_ms, run_max_ms AS max_ms
-      FROM scheduler.job_figures WHERE tenant_id = $1
+      FROM scheduler.job_figures WHERE tenant_id = $1 AND hours > 0
 ), longer AS (
     SELECT tenant_id, field, p.hours, hour / p.hours * p.hours AS hour, dc, value, status, jobs, traced, runs, run_jobs,
            min_ms, max_ms
@@ -184,7 +228,9 @@ SELECT coalesce(sum(entries), 0)::bigint FROM (
 async def move(connection: Connection, jobs: Mapping[Counted, int]) -> None:
     """Move the cells by so many jobs more, or fewer, which the rows of the job table have or had. The caller MUST hold
     the positions of the job table's follower in the chains of these tenants."""
-    changes = {key: change for key, change in _changes(jobs).items() if change.is_any}
+    alike = _alike(jobs)
+    admitted = await _admitted(connection, ((tenant_id, figure) for tenant_id, _, figure, _ in alike))
+    changes = {key: change for key, change in _changes(alike, admitted).items() if change.is_any}
     if rows := [
         (*key, change.jobs, change.traced, _array(change.runs), _array(change.runs.values()), *change.come)
         for key, change in changes.items()
@@ -192,6 +238,7 @@ async def move(connection: Connection, jobs: Mapping[Counted, int]) -> None:
         await connection.execute(_MOVE, *turned(rows, 13))
     if fewer := [key for key, change in changes.items() if change.jobs < 0]:
         await connection.execute(_CLEAR, *turned(fewer, 7))
+        await _forget(connection, fewer)
     if gone := [(*key, *change.gone) for key, change in changes.items() if change.gone != _NO_TIMES]:
         await _correct_extremes(connection, await connection.fetch(_LOST, *turned(gone, 9)))
 
@@ -213,12 +260,51 @@ async def _correct_extremes(connection: Connection, lost: Iterable[asyncpg.Recor
         }
     if not cells:
         return
-    for tenant_id, status, text, min_ms, max_ms in await connection.fetch(_RAN, *turned([*ranges], 6)):
-        if (figure := read_figure(text)) is not None:
-            for each in _cells(figure, status):
-                if (cell := (tenant_id, *each, status)) in cells:
-                    cells[cell] = cells[cell].joined(min_ms, max_ms)
+    ran = [
+        (tenant_id, status, figure, times)
+        for tenant_id, status, text, *times in await connection.fetch(_RAN, *turned([*ranges], 6))
+        if (figure := read_figure(text)) is not None
+    ]
+    admitted = await _admitted(connection, ((tenant_id, figure) for tenant_id, _, figure, _ in ran))
+    for tenant_id, status, figure, times in ran:
+        for cell in _cells(tenant_id, status, figure, admitted):
+            if cell in cells:
+                cells[cell] = cells[cell].joined(*times)
     await connection.execute(_SET_EXTREMES, *turned([(*cell, *found) for cell, found in cells.items()], 9))
+
+
+_Value = tuple[str, str, int, str]
+"""Tenant, field, begin of the longest period, and value."""
+
+
+async def admit(connection: Connection, creations: Iterable[tuple[str, str]]) -> None:
+    """Admit values of the fields of these creations, as far as there is room: tenant and figure of each, in the order
+    of the log. The caller MUST hold the positions as for ``move``, and MUST come here before it counts the jobs."""
+    figures = ((tenant_id, figure) for tenant_id, text in creations if (figure := read_figure(text)) is not None)
+    if values := dict.fromkeys(value for tenant_id, figure in figures for value in _values(tenant_id, figure)):
+        await connection.execute(_ADMIT, *turned([*values], 4))
+
+
+async def _admitted(connection: Connection, figures: Iterable[tuple[str, Figure]]) -> Collection[_Value]:
+    """The values of these figures that are counted by themselves."""
+    values = {value for tenant_id, figure in figures for value in _values(tenant_id, figure)}
+    return {*map(tuple, await connection.fetch(_ADMITTED, *turned([*values], 4)))} if values else ()
+
+
+async def _forget(connection: Connection, cells: Iterable[_Cell]) -> None:
+    """Of these cells, which may have been removed: where no job with a value is left in a period, none is admitted."""
+    left = {
+        (tenant_id, field.removeprefix(_OTHER), hour)
+        for tenant_id, field, hours, hour, dc, _, _ in cells
+        if hours == PERIODS_HOURS[-1] and not dc and field not in ("", ERROR)
+    }
+    if left:
+        await connection.execute(_FORGET, *turned([*left], 3))
+
+
+def _values(tenant_id: str, figure: Figure) -> Iterator[_Value]:
+    period = figure.hour // PERIODS_HOURS[-1] * PERIODS_HOURS[-1]
+    return ((tenant_id, name, period, value) for name, value in figure.values)
 
 
 _Cell = tuple[str, str, int, int, str, str, str]
@@ -272,30 +358,46 @@ def _array(numbers: Iterable[int]) -> str:
     return f"{{{','.join(map(str, numbers))}}}"
 
 
-def _changes(jobs: Mapping[Counted, int]) -> dict[_Cell, _Change]:
-    """The changes of all cells. An edited text that is no figure changes none: a recount finds what it should have."""
+_Alike = tuple[str, str, Figure, Mapping[int | None, int]]
+"""Jobs of one tenant, status and figure: how many more, or fewer, of each run time."""
+
+
+def _alike(jobs: Mapping[Counted, int]) -> Sequence[_Alike]:
+    """The jobs that differ only in their run times. An edited text that is no figure counts nothing: a recount finds
+    what it should have."""
     alike: defaultdict[tuple[str, str, str], Counter[int | None]] = defaultdict(Counter)
     for (tenant_id, status, text, run_ms), count in jobs.items():
         if count and text is not None:
             alike[tenant_id, status, text][run_ms] += count
+    return [
+        (tenant_id, status, figure, times)
+        for (tenant_id, status, text), times in alike.items()
+        if (figure := read_figure(text)) is not None
+    ]
+
+
+def _changes(alike: Iterable[_Alike], admitted: Collection[_Value]) -> dict[_Cell, _Change]:
+    """The changes of all cells."""
     changes: defaultdict[_Cell, _Change] = defaultdict(_Change)
-    for (tenant_id, status, text), times in alike.items():
-        if (figure := read_figure(text)) is not None:
-            change = _Change.of(figure.traced, times)
-            for key in _cells(figure, status):
-                changes[tenant_id, *key, status].add(change)
+    for tenant_id, status, figure, times in alike:
+        change = _Change.of(figure.traced, times)
+        for cell in _cells(tenant_id, status, figure, admitted):
+            changes[cell].add(change)
     return changes
 
 
-def _cells(figure: Figure, status: str) -> Iterator[tuple[str, int, int, str, str]]:
-    """Field, period, data centre and value of each cell in which a job of this figure counts."""
-    values = [("", ""), *figure.values]
+def _cells(tenant_id: str, status: str, figure: Figure, admitted: Collection[_Value]) -> Iterator[_Cell]:
+    """Each cell in which a job of this figure counts."""
+    values = {("", ""): None} | {
+        (value[1], value[3]) if value in admitted else (_OTHER + value[1], ""): None
+        for value in _values(tenant_id, figure)
+    }
     if status in FAILURES:
-        values.append((ERROR, figure.error or ""))
+        values[ERROR, figure.error or ""] = None
     for hours in PERIODS_HOURS:
         for dc in ("", *figure.dcs):
             for name, value in values:
-                yield name, hours, figure.hour // hours * hours, dc, value
+                yield tenant_id, name, hours, figure.hour // hours * hours, dc, value, status
 
 
 async def empty(connection: Connection, tenant_ids: Sequence[str]) -> None:
@@ -340,6 +442,16 @@ class Wanted(NamedTuple):
 async def read(connection: Connection, wanted: Wanted, limit: int) -> tuple[dict[str, Group], int]:
     """At most ``limit`` groups, the newest hours or days or those of most jobs, in this order; and how many there
     are. More than ``TIMED_GROUPS_MAX`` groups have no run times."""
+    return await _read(connection, wanted, limit, counted_name(wanted.by))
+
+
+async def other(connection: Connection, wanted: Wanted) -> Group | None:
+    """The jobs whose value of a field is not counted by itself; None if there are none."""
+    groups, _ = await _read(connection, wanted, 1, _OTHER + counted_name(wanted.by))
+    return groups.get("")
+
+
+async def _read(connection: Connection, wanted: Wanted, limit: int, field: str) -> tuple[dict[str, Group], int]:
     name, lengths = {
         BY_STATUS: ("f.status", PERIODS_HOURS),
         BY_HOUR: ("f.hour", PERIODS_HOURS[:1]),
@@ -353,7 +465,7 @@ async def read(connection: Connection, wanted: Wanted, limit: int) -> tuple[dict
     }
     given = (
         wanted.tenant_id,
-        "" if name != "f.value" else counted_name(wanted.by),
+        "" if name != "f.value" else field,
         kept(wanted.dc),
         *turned(covered(wanted.first, wanted.below, lengths), 3),
     )

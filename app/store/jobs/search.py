@@ -23,6 +23,7 @@ from app.store.reading import columns, fetch_as, fetch_column, fetch_value, page
 from app.store.reads import size_of_job
 from ledger.errors import ChainDamagedError, InvalidInputError, refuse
 from ledger.facts.statuses import STATUSES
+from ledger.machines.jobs import JobState
 from ledger.verification.projection_check import StoredJob
 
 if TYPE_CHECKING:
@@ -197,12 +198,19 @@ NARROW_MAX = 1000
 
 
 class SearchFields(NamedTuple):
-    """The declaration of one tenant; ``built_to`` is None once its terms are complete."""
+    """The declaration of one tenant; jobs are indexed up to that of the creation at seq ``built_to``, None once all
+    are."""
 
     tenant_id: str
     fields: list[str]
-    built_to: str | None
+    built_to: int | None
     declared_at: datetime
+
+    def counted(self, state: JobState) -> Sequence[str]:
+        """The fields by whose values a job counts: none before its creation is reached, as values are admitted to
+        figures in the order of the log."""
+        is_reached = self.built_to is None or (state.created is not None and state.created.order[-1] <= self.built_to)
+        return self.fields if is_reached else ()
 
 
 JobTerm = tuple[str, str, int, int, int, str]
@@ -258,8 +266,8 @@ async def declare(connection: Connection, tenant_id: str, fields: Sequence[str])
     """Replace the tenant's search fields; the same fields again change nothing."""
     await connection.execute(
         """
-        INSERT INTO scheduler.search_fields AS f (tenant_id, fields, built_to) VALUES ($1, $2, '')
-            ON CONFLICT (tenant_id) DO UPDATE SET fields = excluded.fields, built_to = '', declared_at = now()
+        INSERT INTO scheduler.search_fields AS f (tenant_id, fields, built_to) VALUES ($1, $2, 0)
+            ON CONFLICT (tenant_id) DO UPDATE SET fields = excluded.fields, built_to = 0, declared_at = now()
              WHERE f.fields <> excluded.fields
         """,
         tenant_id,
@@ -268,7 +276,7 @@ async def declare(connection: Connection, tenant_id: str, fields: Sequence[str])
     return (await declared(connection, [tenant_id]))[tenant_id]
 
 
-async def advance_terms(connection: Connection, of: SearchFields, built_to: str | None) -> None:
+async def advance_terms(connection: Connection, of: SearchFields, built_to: int | None) -> None:
     """Record that the terms of more jobs are stored; has no effect if other fields were declared meanwhile."""
     await connection.execute(
         """
@@ -278,19 +286,6 @@ async def advance_terms(connection: Connection, of: SearchFields, built_to: str 
         of.fields,
         of.built_to,
         built_to,
-    )
-
-
-async def next_jobs(connection: Connection, tenant_id: str, after: str, limit: int) -> list[str]:
-    """Ids of the tenant's jobs after ``after``, in order."""
-    return await fetch_column(
-        connection,
-        """
-        SELECT job_id FROM scheduler.jobs WHERE tenant_id = $1 AND job_id > $2 ORDER BY job_id LIMIT $3
-        """,
-        tenant_id,
-        after,
-        limit,
     )
 
 

@@ -12,15 +12,18 @@ import structlog
 
 from app.runtime.sharing import in_turns
 from app.store import Connection, commitments, exclusions
-from app.store.following import FollowedEntry
+from app.store.following import FollowedEntry, entries_behind
+from app.store.jobs import figures as job_figures
 from app.store.jobs import search as terms_store
 from app.store.jobs import table as store
 from app.store.jobs.search import JobTerm, SearchFields
 from app.store.jobs.table import JobKey, JobSpan
 from app.store.retention import covered_to
 from ledger.errors import ChainDamagedError
+from ledger.facts.statuses import SUBMITTED
 from ledger.machines import jobs
 from ledger.machines.exclusions import COUNT_ALL, Exclusions
+from ledger.machines.job_figures import figure_of
 from ledger.machines.job_fold import CREATION
 from ledger.machines.job_search import terms_of
 from ledger.machines.jobs import JobState
@@ -33,8 +36,10 @@ TURN_S = 0.0005
 """Time of the event loop that folding takes before others go first."""
 ROWS_A_PIECE = 256
 """Rows of new jobs that are made and sent before others go first."""
-BUILT_AT_ONCE = 500
-"""Jobs older than the declared search fields whose terms are added in one turn."""
+BUILT_AT_ONCE = 2000
+"""Entries older than the declared search fields of which the jobs that they create are indexed in one turn."""
+CREATING: Final = (CREATION, "CONFLICT")
+"""Actions of entries that may hold a creation."""
 CONFLICTS_LOGGED_MAX = 10
 """Jobs in conflict that one turn names in the log."""
 DOUBTED_MAX = 10_000
@@ -78,6 +83,11 @@ class Turn:
     def is_plain(self, tenant_id: str) -> bool:
         """Whether rows of this tenant's jobs follow from their entries alone."""
         return tenant_id not in self.exclusions and tenant_id not in self.declared
+
+    def counted(self, tenant_id: str, state: JobState) -> Sequence[str]:
+        """The fields by whose values a job of the tenant counts."""
+        declared = self.declared.get(tenant_id)
+        return () if declared is None else declared.counted(state)
 
     def exclusions_seq(self, tenant_id: str) -> int:
         """Seq of the newest statement that decides about this chain, 0 without one."""
@@ -166,6 +176,7 @@ class JobTable:
         before = {job: state for job in (*facts, *turn.rewritten) if (state := self._known_state(*job)) is not None}
         # A job whose first new entry creates it is nearly always new. If one has a row, none of these rows is stored.
         new = {job: entries for job, entries in facts.items() if entries[0].action == CREATION and job not in before}
+        await _admit_values(connection, turn, turn.entries)
         if new and not turn.rewritten and not await store.add(connection, _new_rows(new, turn)):
             turn.states, turn.created = {}, {}
         touched = sorted({*turn.rewritten, *facts}.difference(turn.states, turn.created))
@@ -230,13 +241,11 @@ class JobTable:
 
 def _rows(turn: Turn, states: Mapping[JobKey, JobState]) -> list[tuple[Any, ...]]:
     """Rows of (tenant, ``*JOB_COLUMNS``)."""
-    fields = {tenant_id: declared.fields for tenant_id, declared in turn.declared.items()}
-    return [(job[0], *job_row(state, fields.get(job[0], ()))) for job, state in states.items()]
+    return [(job[0], *job_row(state, turn.counted(job[0], state))) for job, state in states.items()]
 
 
 async def _new_rows(new: Mapping[JobKey, Sequence[FollowedEntry]], turn: Turn) -> AsyncIterator[list[tuple[Any, ...]]]:
     """Rows of new jobs, in pieces; puts into ``turn`` what these jobs are."""
-    fields = {tenant_id: declared.fields for tenant_id, declared in turn.declared.items()}
     rows: list[tuple[Any, ...]] = []
     for (tenant_id, job_id), entries in new.items():
         row = new_job_row(entries[0]) if len(entries) == 1 and turn.is_plain(tenant_id) else None
@@ -247,7 +256,7 @@ async def _new_rows(new: Mapping[JobKey, Sequence[FollowedEntry]], turn: Turn) -
             if state is None or state.created is None:
                 continue
             turn.states[tenant_id, job_id] = state
-            row = job_row(state, fields.get(tenant_id, ()))
+            row = job_row(state, turn.counted(tenant_id, state))
         rows.append((tenant_id, *row))
         if len(rows) == ROWS_A_PIECE:
             yield rows
@@ -285,9 +294,27 @@ async def _folded(connection: Connection, turn: Turn, spans: Sequence[JobSpan]) 
     return states
 
 
+async def _admit_values(connection: Connection, turn: Turn, entries: Mapping[str, Sequence[FollowedEntry]]) -> None:
+    """Admit values of declared fields to the figures, by the creations among these entries."""
+    creations: list[tuple[str, str]] = []
+    of_declared = (
+        (tenant_id, entry)
+        for tenant_id, of_tenant in entries.items()
+        if tenant_id in turn.declared
+        for entry in of_tenant
+        if entry.action in CREATING
+    )
+    async for tenant_id, entry in in_turns(of_declared, TURN_S):
+        state = jobs.folded(entry.job_id, None, [entry], turn.exclusions.get(tenant_id, COUNT_ALL))
+        figure = None if state is None else figure_of(state, SUBMITTED, turn.counted(tenant_id, state))
+        if figure is not None:
+            creations.append((tenant_id, figure))
+    await job_figures.admit(connection, creations)
+
+
 async def _follow_terms(connection: Connection, turn: Turn, before: Mapping[JobKey, JobState]) -> None:
-    """Store the terms of jobs whose terms changed since ``before``, and terms and rows of at most ``BUILT_AT_ONCE``
-    jobs after ``built_to``, which are older than the declaration of the fields."""
+    """Store the terms of jobs whose terms changed since ``before``, and terms and rows of the jobs that at most
+    ``BUILT_AT_ONCE`` entries after ``built_to`` create, which are older than the declaration of the fields."""
     declared = turn.declared
     changed: dict[JobKey, list[JobTerm]] = {}
     async for job, state in in_turns(turn.states.items() if declared else (), TURN_S):
@@ -295,16 +322,20 @@ async def _follow_terms(connection: Connection, turn: Turn, before: Mapping[JobK
             now = _terms(job, state, fields.fields)
             if job not in before or job in turn.rewritten or _terms(job, before[job], fields.fields) != now:
                 changed[job] = now
-    for tenant_id, fields in declared.items():
+    for tenant_id, fields in [*declared.items()]:
         if fields.built_to is None:
             continue
-        job_ids = await terms_store.next_jobs(connection, tenant_id, fields.built_to, BUILT_AT_ONCE)
+        place = turn.places[tenant_id]
+        entries = await entries_behind(connection, tenant_id, fields.built_to, place, BUILT_AT_ONCE)
+        is_done = len(entries) < BUILT_AT_ONCE
+        turn.declared[tenant_id] = fields._replace(built_to=None if is_done else entries[-1].seq)
+        await _admit_values(connection, turn, {tenant_id: entries})
+        job_ids = sorted({entry.job_id for entry in entries if entry.action in CREATING})
         spans = [JobSpan(tenant_id, each, to_seq=turn.places[tenant_id]) for each in job_ids]
         built = await _folded(connection, turn, spans)
         changed |= {job: _terms(job, built.get(job), fields.fields) for job in ((tenant_id, each) for each in job_ids)}
         await store.store(connection, _rows(turn, built))
-        is_done = len(job_ids) < BUILT_AT_ONCE
-        await terms_store.advance_terms(connection, fields, None if is_done else max(job_ids))
+        await terms_store.advance_terms(connection, fields, turn.declared[tenant_id].built_to)
         if not is_done:
             turn.unfinished.add(tenant_id)
     if changed:

@@ -108,6 +108,7 @@ class JobsSummary(TypedDict):
     all: CountedJobs
     groups: list[JobGroup]
     groups_left_out: int
+    other: CountedJobs | None
     consistency: dict[str, Any]
 
 
