@@ -57,7 +57,7 @@ const columns = (ctx, changed) => [
   {
     name: "Receiver",
     heads: true,
-    of: (each) => [each.url, h("div", { class: "soft" }, `${each.format} · `, h("code", {}, each.webhook_id))],
+    of: (each) => [each.url, h("div", { class: "soft" }, each.format), h("code", { class: "soft" }, each.webhook_id)],
   },
   { name: "Entries", of: (each) => [each.actions?.join(", ") ?? "all", each.job && ` of job ${each.job}`] },
   {
@@ -176,7 +176,7 @@ function addForm(ctx, name, places, changed) {
     type: "url",
     required: true,
     maxlength: "2048",
-    placeholder: "receiver.example.org/ledger",
+    placeholder: "https://receiver.example.org",
   });
   const actions = text("actions", { placeholder: "all" });
   const job = text("job", { placeholder: "all" });
