@@ -522,6 +522,26 @@ def test_jobs_are_searched_and_the_address_says_for_what(console: Console) -> No
     assert rows(console.go(f"jobs/{TENANT}?since=2099-01-01T00%3A00%3A00Z")) == []
 
 
+def test_a_search_that_is_repeated_asks_for_all_that_its_address_said(console: Console) -> None:
+    times = "since=2020-01-01T00%3A00%3A30.250Z&until=4102444800123%3A0%3An"
+    said = f"{times}&where=spec.image%3Abackup%3A2&where=spec.image%3Anone"
+    page = console.go(f"jobs/{TENANT}?{said}")
+    expect(page.get_by_text("There is no such job")).to_be_visible()
+    assert [each.input_value() for each in page.get_by_label("Field").all()] == [
+        "spec.image:backup:2",
+        "spec.image:none",
+    ]
+    expect(page.get_by_label("Created before")).to_have_value("2100-01-01T10:00")
+    page.get_by_role("button", name="Search").click()
+    assert page.url.endswith(f"?{said}")
+    page.get_by_label("Field").nth(1).fill("")
+    page.get_by_label("Created since").fill("2020-01-02T00:00")
+    page.get_by_role("button", name="Search").click()
+    expect(page.get_by_role("rowheader")).to_have_text(["nightly-2"])
+    assert page.url.count("where=") == 1
+    assert "since=2020-01-01T14%3A00%3A00.000Z" in page.url
+
+
 def test_a_job_is_found_by_part_of_its_name_counted_and_sorted_and_exported_without_formulas(
     console: Console,
 ) -> None:

@@ -111,11 +111,10 @@ function without(query, ...names) {
 
 async function searchForm(ctx, name) {
   const { query } = ctx;
-  const text = (label, key, given = {}) =>
-    field(
-      label,
-      h("input", { name: key, value: query.get(key) ?? "", autocomplete: "off", spellcheck: "false", ...given }),
-    );
+  const text = (label, key, more = {}) => {
+    const given = { name: key, autocomplete: "off", spellcheck: "false", ...more };
+    return (query.has(key) ? query.getAll(key) : [""]).map((value) => field(label, h("input", { ...given, value })));
+  };
   const when = (label, key) =>
     field(label, h("input", { type: "datetime-local", name: key, value: toLocal(query.get(key)) }));
   const chosen = query.getAll("status").join(" ");
@@ -123,7 +122,7 @@ async function searchForm(ctx, name) {
   const wide = window.matchMedia("(min-width: 46rem)").matches;
   const form = h(
     "form",
-    { class: "row", role: "search", "aria-label": "Search jobs", onsubmit: search },
+    { class: "row", role: "search", "aria-label": "Search jobs", onsubmit: (event) => search(event, query) },
     await pickTenant(ctx, name, (tenant) => `#/jobs/${named(tenant)}`),
     text("Id or name has", "id_part"),
     field(
@@ -168,12 +167,15 @@ async function searchForm(ctx, name) {
 
 const anyOf = (statuses) => statuses.split(" ").map(statusWords).join(" or ");
 
-function search(event) {
+/** To the address of what the form says. A time that was not touched stays as it is, to the millisecond. */
+function search(event, query) {
   event.preventDefault();
   const said = new URLSearchParams();
   const { tenant } = event.target.elements;
   for (const [key, value] of new FormData(event.target)) {
-    const wanted = key === "since" || key === "until" ? fromLocal(value) : value.trim();
+    const isTime = key === "since" || key === "until";
+    const isKept = isTime && query.get(key) && value === toLocal(query.get(key));
+    const wanted = isKept ? query.get(key) : isTime ? fromLocal(value) : value.trim();
     const [sort, order] = wanted.split(" ");
     if (key === "status") for (const each of wanted.split(" ").filter(Boolean)) said.append(key, each);
     else if (key !== "sort") {

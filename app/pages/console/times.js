@@ -65,9 +65,9 @@ export function fromLocal(value) {
   return value ? new Date(value).toISOString() : "";
 }
 
-/** The reverse, to the minute. */
+/** The reverse, to the minute, also of an HLC. */
 export function toLocal(text) {
   if (!text) return "";
-  const at = new Date(text);
+  const at = new Date(/^[0-9]+:/.test(text) ? Number(text.split(":")[0]) : text);
   return Number.isNaN(at.valueOf()) ? "" : new Date(at - at.getTimezoneOffset() * 60000).toISOString().slice(0, 16);
 }
