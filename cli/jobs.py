@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, islice
 from pathlib import Path
@@ -27,7 +28,7 @@ from ledger.text import printable
 from signing.files import whole_file
 from tallystick_client import Entry, JobNotFoundError
 from terminal.outcome import CommandExit, aligned, counted, err, out, tell
-from terminal.program import Json
+from terminal.program import Json, command_of
 
 if TYPE_CHECKING:
     from cli.archived_jobs import ArchivedList
@@ -54,44 +55,8 @@ Limit = Annotated[
 ]
 
 
-def jobs(
-    tenant: Tenant,
-    client: Service,
-    job: Annotated[
-        str | None,
-        typer.Argument(metavar="[JOB]", help="Show the job of this id, else list those of this name."),
-    ] = None,
-    status: Annotated[list[str] | None, typer.Option("--status", help="Of this status; again, or that.")] = None,
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="T", help="Created then or later: RFC 3339 or an HLC.")
-    ] = None,
-    until: Annotated[str | None, typer.Option("--until", metavar="T", help="Created before.")] = None,
-    dc: Annotated[str | None, typer.Option("--dc", help="Assigned to this data centre, or accepted by it.")] = None,
-    actor: Annotated[str | None, typer.Option("--actor", help="Created by this principal.")] = None,
-    where: Where = None,
-    error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="The error contains this.")] = None,
-    id_part: Annotated[
-        str | None, typer.Option("--id-part", metavar="TEXT", help="Its id or name contains this.")
-    ] = None,
-    sort: Annotated[Sort, typer.Option("--sort", help="What a list goes by.")] = Sort.CREATED_AT,
-    order: Annotated[Direction, typer.Option("--order", help="desc: the newest or longest first.")] = Direction.DESC,
-    in_conflict: Annotated[bool, typer.Option("--in-conflict", help="Created more than once, differently.")] = False,
-    summary: Annotated[
-        bool, typer.Option("--summary", help="Count jobs, with their run times, instead of listing them.")
-    ] = False,
-    by: Annotated[
-        str | None,
-        typer.Option("--by", help="Count by this: status, hour, day, dc, error or spec.FIELD.", show_default="status"),
-    ] = None,
-    limit: Limit = None,
-    archive: Annotated[
-        str | None,
-        typer.Option("--archive", metavar="URL", help="Read this archive instead: a folder, s3://bucket/prefix."),
-    ] = None,
-    keys: Keys = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table as CSV.")] = False,
-    as_json: Json = False,
-) -> None:
+@dataclass(kw_only=True)
+class Jobs:
     """List or search the jobs of a tenant, newest first, or show one and its timeline.
 
     By --sort ended_at or run_ms a list has the jobs that ended, or ran, the last
@@ -115,58 +80,117 @@ def jobs(
       tally jobs -t acme nightly-report-17
       tally jobs -t acme nightly-report-17 --archive s3://ledger-archive/prod --keys trusted-keys.json
     """
-    asked = {
-        "status": status or [],
-        "since": since,
-        "until": until,
-        "dc": dc,
-        "actor": actor,
-        "where": [_condition(text) for text in where or ()],
-        "error": error,
-        "id_part": id_part,
-        "in_conflict": True if in_conflict else None,
-        "name": None,
-        **dict.fromkeys(("sort", "order")),
-    }
-    if (sort, order) != (Sort.CREATED_AT, Direction.DESC):
-        asked |= {"sort": sort.value, "order": order.value}
-    if summary or by is not None:
-        kept = {name: asked.pop(name) for name in ("since", "until", "dc")}
-        if job is not None or as_csv or archive is not None or any(asked.values()):
-            raise InvalidInputError("--summary goes with --by, --since, --until, --dc, --limit and --json alone")
-        params = {"tenant_id": tenant, "by": by or "status", "limit": limit, **kept}
-        _print_summary(client.get("/v1/jobs/summary", JobSummary, **params), as_json)
-        return
-    if job is not None and (as_csv or limit is not None or any(asked.values())):
-        raise InvalidInputError("a job is shown by its id or name and tenant alone; the other options are of lists")
-    if as_csv and as_json:
-        raise InvalidInputError("say --csv or --json, not both")
-    archived = None if archive is None else _archived(archive, tenant, keys, client)
-    missing: Exception | None = None
-    if job is not None:
-        try:
-            _show(tenant, *(_one(client, tenant, job) if archived is None else archived.one(job)), as_json)
+
+    tenant: Tenant
+    client: Service
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="[JOB]", help="Show the job of this id, else list those of this name."),
+    ] = None
+    status: Annotated[list[str] | None, typer.Option("--status", help="Of this status; again, or that.")] = None
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="T", help="Created then or later: RFC 3339 or an HLC.")
+    ] = None
+    until: Annotated[str | None, typer.Option("--until", metavar="T", help="Created before.")] = None
+    dc: Annotated[str | None, typer.Option("--dc", help="Assigned to this data centre, or accepted by it.")] = None
+    actor: Annotated[str | None, typer.Option("--actor", help="Created by this principal.")] = None
+    where: Where = None
+    error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="The error contains this.")] = None
+    id_part: Annotated[str | None, typer.Option("--id-part", metavar="TEXT", help="Its id or name contains this.")] = (
+        None
+    )
+    sort: Annotated[Sort, typer.Option("--sort", help="What a list goes by.")] = Sort.CREATED_AT
+    order: Annotated[Direction, typer.Option("--order", help="desc: the newest or longest first.")] = Direction.DESC
+    in_conflict: Annotated[bool, typer.Option("--in-conflict", help="Created more than once, differently.")] = False
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Count jobs, with their run times, instead of listing them.")
+    ] = False
+    by: Annotated[
+        str | None,
+        typer.Option("--by", help="Count by this: status, hour, day, dc, error or spec.FIELD.", show_default="status"),
+    ] = None
+    limit: Limit = None
+    archive: Annotated[
+        str | None,
+        typer.Option("--archive", metavar="URL", help="Read this archive instead: a folder, s3://bucket/prefix."),
+    ] = None
+    keys: Keys = None
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table as CSV.")] = False
+    as_json: Json = False
+
+    def run(self) -> None:
+        """Count, show or list."""
+        asked = self._asked()
+        if self.summary or self.by is not None:
+            self._summarise(asked)
             return
-        except (JobNotFoundError, errors.JobNotFoundError) as error:
-            asked["name"], missing = job, error
-    damaged: list[dict[str, str]] = []
-    if archived is None:
-        found = _found(client, {"tenant_id": tenant, **asked}, limit, damaged)
-    else:
-        found = iter(archived.find(asked, limit if limit or as_csv or as_json else SHOWN + 1))
-    if missing is not None:
-        if (first := next(found, None)) is None:
-            raise missing
-        err.print(printable(f"no job has the id {job}; of this name:"), markup=False)
-        found = chain((first,), found)
-    if as_csv:
-        _print_csv(found if limit is None else islice(found, limit))
-    elif as_json:
-        _print_items(found if limit is None else islice(found, limit), damaged)
-    else:
-        _print_lines(list(islice(found, (limit or SHOWN) + 1)), limit or SHOWN)
-    for each in damaged:
-        err.print(printable(f"job {each['job_id']} is left out, it is damaged: {each['detail']}"), markup=False)
+        if self.job is not None and (self.as_csv or self.limit is not None or any(asked.values())):
+            raise InvalidInputError("a job is shown by its id or name and tenant alone; the other options are of lists")
+        if self.as_csv and self.as_json:
+            raise InvalidInputError("say --csv or --json, not both")
+        archived = None if self.archive is None else _archived(self.archive, self.tenant, self.keys, self.client)
+        damaged = list[dict[str, str]]()
+        if self.job is None:
+            self._list(self._found(asked, archived, damaged), damaged)
+            return
+        try:
+            one = _one(self.client, self.tenant, self.job) if archived is None else archived.one(self.job)
+        except (JobNotFoundError, errors.JobNotFoundError):
+            found = self._found({**asked, "name": self.job}, archived, damaged)
+            if (first := next(found, None)) is None:
+                raise
+            err.print(printable(f"no job has the id {self.job}; of this name:"), markup=False)
+            self._list(chain((first,), found), damaged)
+        else:
+            _show(self.tenant, *one, self.as_json)
+
+    def _asked(self) -> dict[str, Any]:
+        """What a list is asked for."""
+        is_sorted = (self.sort, self.order) != (Sort.CREATED_AT, Direction.DESC)
+        return {
+            "status": self.status or [],
+            "since": self.since,
+            "until": self.until,
+            "dc": self.dc,
+            "actor": self.actor,
+            "where": [_condition(text) for text in self.where or ()],
+            "error": self.error,
+            "id_part": self.id_part,
+            "in_conflict": True if self.in_conflict else None,
+            "name": None,
+            "sort": self.sort.value if is_sorted else None,
+            "order": self.order.value if is_sorted else None,
+        }
+
+    def _summarise(self, asked: dict[str, Any]) -> None:
+        kept = {name: asked.pop(name) for name in ("since", "until", "dc")}
+        if self.job is not None or self.as_csv or self.archive is not None or any(asked.values()):
+            raise InvalidInputError("--summary goes with --by, --since, --until, --dc, --limit and --json alone")
+        params = {"tenant_id": self.tenant, "by": self.by or "status", "limit": self.limit, **kept}
+        _print_summary(self.client.get("/v1/jobs/summary", JobSummary, **params), self.as_json)
+
+    def _found(
+        self, asked: dict[str, Any], archived: ArchivedList | None, damaged: list[dict[str, str]]
+    ) -> Iterator[dict[str, Any]]:
+        """The jobs, from the service or the archive; those that cannot be read go to ``damaged``."""
+        if archived is None:
+            return _found(self.client, {"tenant_id": self.tenant, **asked}, self.limit, damaged)
+        return iter(archived.find(asked, self.limit if self.limit or self.as_csv or self.as_json else SHOWN + 1))
+
+    def _list(self, found: Iterator[dict[str, Any]], damaged: list[dict[str, str]]) -> None:
+        found = found if self.limit is None else islice(found, self.limit + (not self.as_csv and not self.as_json))
+        if self.as_csv:
+            _print_csv(found)
+        elif self.as_json:
+            _print_items(found, damaged)
+        else:
+            shown = self.limit or SHOWN
+            _print_lines(list(islice(found, shown + 1)), shown)
+        for each in damaged:
+            err.print(printable(f"job {each['job_id']} is left out, it is damaged: {each['detail']}"), markup=False)
+
+
+jobs = command_of(Jobs)
 
 
 def _print_summary(found: Mapping[str, Any], as_json: bool) -> None:

@@ -6,6 +6,7 @@ With a spool, an absent ledger stops nothing: the job is filed there and sent la
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +32,7 @@ from tallystick_client.command import (
 )
 from terminal import program
 from terminal.outcome import CommandExit, err, fail, lose, out, readable, tell
-from terminal.program import Json
+from terminal.program import Json, command_of
 
 FLUSH = "--flush"
 
@@ -55,39 +56,8 @@ class JobCommand(TyperCommand):
             raise
 
 
-def run(
-    url: Url,
-    command: Annotated[list[str] | None, typer.Argument(metavar="CMD", help="Command and its arguments.")] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", "-t", help="Tenant whose job it is.")] = None,
-    as_json: Json = False,
-    dc: Annotated[
-        str | None, typer.Option("--dc", help="Name of the place it runs in.", show_default="this host")
-    ] = None,
-    subject: Annotated[
-        str | None, typer.Option("--subject", help="Whose the job's private fields are, where the tenant has some.")
-    ] = None,
-    durability: Durability = None,
-    spool: Annotated[
-        Path | None,
-        typer.Option(
-            "--spool",
-            envvar="TALLY_SPOOL",
-            metavar="DIR",
-            file_okay=False,
-            help="Keep the job here while the ledger is away, and run the command all the same.",
-        ),
-    ] = None,
-    sign: Annotated[
-        Path | None,
-        typer.Option(
-            "--sign", envvar="TALLY_SIGN_KEY", metavar="KEY", help="Sign the job's events with this private key (PEM)."
-        ),
-    ] = None,
-    run_anyway: Annotated[
-        bool, typer.Option("--run-anyway", help="Run the command whatever keeps it from being a job.")
-    ] = False,
-    flush: Annotated[bool, typer.Option(FLUSH, help="Send what waits in the spool, and run nothing.")] = False,
-) -> None:
+@dataclass(kw_only=True)
+class Run:
     """Run a command as a job: created, accepted, then completed or failed with its exit code.
 
     The command has the terminal, gets the signals sent to tally, and its exit
@@ -112,41 +82,87 @@ def run(
       tally run -t nightly --sign backup.pem -- backup.sh
       tally run --flush --spool /var/spool/tally
     """
-    logging.getLogger("tallystick_client").handlers = [logging.NullHandler() if flush else _Warnings(logging.WARNING)]
-    if flush:
-        if spool is None or command:
-            raise InvalidInputError("--flush goes with --spool DIR (or TALLY_SPOOL), and with no command")
-        raise CommandExit(ExitCode.FINE if flush_spool(url, spool, as_json=as_json) else ExitCode.COULD_NOT_RUN)
-    if tenant is None or not command:
-        raise _not_run(InvalidInputError("name a tenant and a command: tally run --tenant T -- CMD"))
-    try:
-        if any(each is not None and readable(each) != each for each in (tenant, dc, subject)):
-            raise InvalidInputError("--tenant, --dc and --subject must be UTF-8")
-        job = RecordedJob(
-            LedgerClient(url, sign_with=sign, **how_to_begin(spool, run_anyway)),
-            command,
-            tenant,
-            has_spool=spool is not None,
-            dc=dc,
-            durability=durability,
-            subject=subject,
-            run_anyway=run_anyway,
-            said=said,
-        )
-        job.begin()
-    except Exception as error:
-        if not run_anyway:
+
+    url: Url
+    command: Annotated[list[str] | None, typer.Argument(metavar="CMD", help="Command and its arguments.")] = None
+    tenant: Annotated[str | None, typer.Option("--tenant", "-t", help="Tenant whose job it is.")] = None
+    as_json: Json = False
+    dc: Annotated[str | None, typer.Option("--dc", help="Name of the place it runs in.", show_default="this host")] = (
+        None
+    )
+    subject: Annotated[
+        str | None, typer.Option("--subject", help="Whose the job's private fields are, where the tenant has some.")
+    ] = None
+    durability: Durability = None
+    spool: Annotated[
+        Path | None,
+        typer.Option(
+            "--spool",
+            envvar="TALLY_SPOOL",
+            metavar="DIR",
+            file_okay=False,
+            help="Keep the job here while the ledger is away, and run the command all the same.",
+        ),
+    ] = None
+    sign: Annotated[
+        Path | None,
+        typer.Option(
+            "--sign", envvar="TALLY_SIGN_KEY", metavar="KEY", help="Sign the job's events with this private key (PEM)."
+        ),
+    ] = None
+    run_anyway: Annotated[
+        bool, typer.Option("--run-anyway", help="Run the command whatever keeps it from being a job.")
+    ] = False
+    flush: Annotated[bool, typer.Option(FLUSH, help="Send what waits in the spool, and run nothing.")] = False
+
+    def run(self) -> None:
+        """Run the command, or send what waits; exits with the code."""
+        client_log = logging.getLogger("tallystick_client")
+        client_log.handlers = [logging.NullHandler() if self.flush else _Warnings(logging.WARNING)]
+        if self.flush:
+            if self.spool is None or self.command:
+                raise InvalidInputError("--flush goes with --spool DIR (or TALLY_SPOOL), and with no command")
+            is_sent = flush_spool(self.url, self.spool, as_json=self.as_json)
+            raise CommandExit(ExitCode.FINE if is_sent else ExitCode.COULD_NOT_RUN)
+        if self.tenant is None or not self.command:
+            raise _not_run(InvalidInputError("name a tenant and a command: tally run --tenant T -- CMD"))
+        report = self._report(self.tenant, self.command)
+        if self.as_json:
+            _printed(report)
+        raise CommandExit(report["exit_code"])
+
+    def _report(self, tenant: str, command: list[str]) -> Report:
+        """Run ``command`` as a job; without one where the ledger refuses it and it is run anyway."""
+        try:
+            job = self._job(tenant, command)
+            job.begin()
+        except Exception as error:
+            if self.run_anyway:
+                program.restore_umask()
+                return run_unrecorded(command, said(error) or in_words(error), _say)
             if isinstance(error, CALL_ERRORS):
                 raise _not_run(error) from error
             raise
         program.restore_umask()
-        report = run_unrecorded(command, said(error) or in_words(error), _say)
-    else:
-        program.restore_umask()
-        report = job.run(command, _say, spool)
-    if as_json:
-        _printed(report)
-    raise CommandExit(report["exit_code"])
+        return job.run(command, _say, self.spool)
+
+    def _job(self, tenant: str, command: list[str]) -> RecordedJob:
+        if any(each is not None and readable(each) != each for each in (tenant, self.dc, self.subject)):
+            raise InvalidInputError("--tenant, --dc and --subject must be UTF-8")
+        return RecordedJob(
+            LedgerClient(self.url, sign_with=self.sign, **how_to_begin(self.spool, self.run_anyway)),
+            command,
+            tenant,
+            has_spool=self.spool is not None,
+            dc=self.dc,
+            durability=self.durability,
+            subject=self.subject,
+            run_anyway=self.run_anyway,
+            said=said,
+        )
+
+
+run = command_of(Run)
 
 
 class _Warnings(logging.Handler):
