@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from app.dev.embedded import EmbeddedPostgres
 from tallystick_client import Client
 from tests.clients.test_recipes import AWAY, FAILED, RECIPES, WHOLE, actions
 from tests.conftest import fresh_database
+from tests.go_programs import built, process
 
 pytestmark = [pytest.mark.torture, pytest.mark.foreign, pytest.mark.timeout(900)]
 
@@ -441,6 +443,149 @@ def test_an_export_of_temporals_histories_is_on_record_once(ledger: str, install
     }
     found = actions(ledger, "temporal-export")
     assert (found["done"], found["failed"], found["open"]) == (WHOLE, FAILED, ["ENQUEUE"])
+
+
+TEMPORAL_SERVER = """
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"go.temporal.io/server/temporaltest"
+)
+
+func main() {
+	server := temporaltest.NewServer()
+	fmt.Println("ready:", server.GetFrontendHostPort(), server.GetDefaultNamespace())
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGTERM)
+	<-ended
+}
+"""
+TEMPORAL_FILES = {
+    "main.go": TEMPORAL_SERVER,
+    "go.mod": "module temporal\n\ngo 1.26\n\nrequire go.temporal.io/server v1.32.0\n",
+}
+ORDERS = """
+import asyncio, json, os, subprocess, sys
+from datetime import timedelta
+from temporalio import activity, workflow
+from temporalio.api.export.v1 import WorkflowExecutions
+from temporalio.client import Client, WorkflowFailureError
+from temporalio.common import RetryPolicy
+from temporalio.worker import Worker
+import tally_temporal
+
+@activity.defn
+async def act(do: str) -> str:
+    if do == "bad":
+        raise ValueError("no rows")
+    while do in ("cancelled", "terminated") or (do == "killed" and activity.info().attempt == 1):
+        activity.heartbeat()
+        await asyncio.sleep(0.1)
+    return do
+
+@workflow.defn(name="Order", sandboxed=False)
+class Order:
+    @workflow.run
+    async def run(self, do: str) -> str:
+        return await workflow.execute_activity(
+            act, do, start_to_close_timeout=timedelta(minutes=5), heartbeat_timeout=timedelta(seconds=2),
+            retry_policy=RetryPolicy(maximum_attempts=2, initial_interval=timedelta(milliseconds=100)),
+            cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        )
+
+async def work(client):
+    recorded = tally_temporal.Recorded("temporal-real")
+    await Worker(client, task_queue="q", workflows=[Order], activities=[act], interceptors=[recorded]).run()
+
+async def drive(client):
+    worker = subprocess.Popen([*sys.orig_argv, "work"])
+    orders = {
+        do: await client.start_workflow("Order", do, id=f"order/{do}", task_queue="q")
+        for do in ("good", "bad", "cancelled", "terminated", "killed")
+    }
+
+    async def outcome(do):
+        try:
+            return await orders[do].result()
+        except WorkflowFailureError as error:
+            return type(error.cause).__name__
+
+    async def begun(do):
+        while True:
+            pending = (await orders[do].describe()).raw_description.pending_activities
+            if pending and pending[0].last_heartbeat_time.seconds:
+                return
+            await asyncio.sleep(0.1)
+
+    ended = [await outcome("good"), await outcome("bad")]
+    await begun("cancelled")
+    await orders["cancelled"].cancel()
+    ended.append(await outcome("cancelled"))
+    await begun("terminated")
+    await begun("killed")
+    worker.kill()
+    await orders["terminated"].terminate(reason="wrong order")
+    worker = subprocess.Popen([*sys.orig_argv, "work"])
+    ended += [await outcome("terminated"), await outcome("killed")]
+    worker.kill()
+    export = WorkflowExecutions()
+    for order in orders.values():
+        export.items.add().history.events.extend((await order.fetch_history()).events)
+    with open(os.environ["EXPORT"], "wb") as file:
+        file.write(export.SerializeToString())
+    print(*ended)
+    print(json.dumps({do: order.first_execution_run_id for do, order in orders.items()}))
+
+async def main():
+    client = await Client.connect(os.environ["TEMPORAL"], namespace=os.environ["NAMESPACE"])
+    await (work if sys.argv[-1] == "work" else drive)(client)
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def temporal(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A server of Temporal with a database in memory: how a client finds it."""
+    program = built("temporal", ("go", "mod", "tidy"), ("go", "build", "-o", "temporal", "."), files=TEMPORAL_FILES)
+    log = tmp_path / "log"
+    with process(program, is_ready=lambda: "ready: " in log.read_text(), log=log):
+        address, namespace = log.read_text().partition("ready: ")[2].split()[:2]
+        yield {"TEMPORAL": address, "NAMESPACE": namespace, "EXPORT": str(tmp_path / "export.proto")}
+
+
+def test_orders_of_a_server_of_temporal_are_on_record_whatever_became_of_their_worker(
+    ledger: str, installed: Install, temporal: dict[str, str]
+) -> None:
+    programs = installed("temporalio==1.35.0")
+    for url in (AWAY, ledger):
+        *_, ended, runs = run_program(programs, "temporal", ORDERS, url, **temporal)
+        assert ended == "good ActivityError CancelledError TerminatedError killed"
+    run = json.loads(runs)
+    of_activities = {
+        "good": ("COMPLETED", None),
+        "bad": ("FAILED", "ValueError: no rows"),
+        "cancelled": ("FAILED", "it was cancelled"),
+        "terminated": ("ACCEPTED", None),
+        "killed": ("COMPLETED", None),
+    }
+    assert states(ledger, "temporal-real") == {f"{run[do]}.1": state for do, state in of_activities.items()}
+    found = actions(ledger, "temporal-real")
+    assert (found[f"{run['killed']}.1"], found[f"{run['bad']}.1"]) == (WHOLE, FAILED)
+    script = RECIPES / "temporal" / "tally_temporal_export.py"
+    environment = os.environ | {"TALLY_URL": ledger, "TALLY_TENANT": "temporal-orders"}
+    for _ in range(2):
+        subprocess.run([programs / "python", script, temporal["EXPORT"]], env=environment, check=True)
+    of_orders = of_activities | {
+        "cancelled": ("FAILED", "canceled"),
+        "terminated": ("FAILED", "terminated: wrong order"),
+    }
+    assert states(ledger, "temporal-orders") == {run[do]: state for do, state in of_orders.items()}
+    assert set(map(tuple, actions(ledger, "temporal-orders").values())) == {tuple(WHOLE), tuple(FAILED)}
 
 
 RIVER = """
