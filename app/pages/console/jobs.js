@@ -238,7 +238,7 @@ const columns = (name) => [
   { name: "Created", minor: true, of: (job) => time(job.created_at, job.created_hlc ?? "") },
   {
     name: "Last event",
-    of: (job) => [time(job.last_at, job.last_hlc), h("span", { class: "soft" }, ` ${ago(job.last_at)}`)],
+    of: (job) => [time(job.last_at, job.last_hlc), " ", h("span", { class: "soft nowrap" }, ago(job.last_at))],
   },
   { name: "Run time", number: true, of: (job) => (job.run_ms === null ? "–" : duration(job.run_ms)) },
   { name: "Created by", minor: true, of: (job) => shownActor(job.actor) },
