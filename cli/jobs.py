@@ -16,14 +16,17 @@ import orjson
 import typer
 
 from app.edge.forms import lists
+from app.edge.forms.fields import moment
 from app.runtime.answers.chain import EntryAnswer
 from app.runtime.answers.jobs import JobAnswer, JobEventList, JobList, JobSummary
+from app.share.archive import require_packages
 from cli.client import LedgerClient, Service, print_wait, trusted_keys
 from cli.options import Keys, Tenant, Url
-from ledger import errors
+from ledger import errors, rfc3339
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
-from ledger.machines.job_search import Direction, Sort
+from ledger.facts.statuses import STATUSES
+from ledger.machines.job_search import Direction, JobFilter, Sort, field_is
 from ledger.text import printable
 from signing.files import whole_file
 from tallystick_client import Entry, JobNotFoundError
@@ -31,7 +34,7 @@ from terminal.outcome import CommandExit, aligned, counted, err, out, tell
 from terminal.program import Json, command_of
 
 if TYPE_CHECKING:
-    from cli.archived_jobs import ArchivedList
+    from pipeline.archive.jobs import ArchivedJobs
 
 SHOWN = 50
 """Default number of jobs shown."""
@@ -128,13 +131,13 @@ class Jobs:
             raise InvalidInputError("a job is shown by its id or name and tenant alone; the other options are of lists")
         if self.as_csv and self.as_json:
             raise InvalidInputError("say --csv or --json, not both")
-        archived = None if self.archive is None else _archived(self.archive, self.tenant, self.keys, self.client)
+        archived = self._archived()
         damaged = list[dict[str, str]]()
         if self.job is None:
             self._list(self._found(asked, archived, damaged), damaged)
             return
         try:
-            one = _one(self.client, self.tenant, self.job) if archived is None else archived.one(self.job)
+            one = _one(self.client, self.tenant, self.job) if archived is None else _one_archived(archived, self.job)
         except (JobNotFoundError, errors.JobNotFoundError):
             found = self._found({**asked, "name": self.job}, archived, damaged)
             if (first := next(found, None)) is None:
@@ -143,6 +146,16 @@ class Jobs:
             self._list(chain((first,), found), damaged)
         else:
             _show(self.tenant, *one, self.as_json)
+
+    def _archived(self) -> ArchivedJobs | None:
+        """The jobs of the archive, by manifests that a key of ``keys`` signed; None if none is named."""
+        if self.archive is None:
+            return None
+        require_packages("tally jobs --archive")
+        # Imported here, because it loads Arrow.
+        from pipeline.archive.jobs import archived_jobs
+
+        return archived_jobs(self.archive, self.tenant, trusted_keys(self.keys, self.client))
 
     def _asked(self) -> dict[str, Any]:
         """What a list is asked for."""
@@ -170,12 +183,14 @@ class Jobs:
         _print_summary(self.client.get("/v1/jobs/summary", JobSummary, **params), self.as_json)
 
     def _found(
-        self, asked: dict[str, Any], archived: ArchivedList | None, damaged: list[dict[str, str]]
+        self, asked: dict[str, Any], archived: ArchivedJobs | None, damaged: list[dict[str, str]]
     ) -> Iterator[dict[str, Any]]:
         """The jobs, from the service or the archive; those that cannot be read go to ``damaged``."""
         if archived is None:
             return _found(self.client, {"tenant_id": self.tenant, **asked}, self.limit, damaged)
-        return iter(archived.find(asked, self.limit if self.limit or self.as_csv or self.as_json else SHOWN + 1))
+        return iter(
+            _found_archived(archived, asked, self.limit if self.limit or self.as_csv or self.as_json else SHOWN + 1)
+        )
 
     def _list(self, found: Iterator[dict[str, Any]], damaged: list[dict[str, str]]) -> None:
         found = found if self.limit is None else islice(found, self.limit + (not self.as_csv and not self.as_json))
@@ -232,11 +247,44 @@ def _duration(milliseconds: int) -> str:
     return f"{seconds // size} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
 
 
-def _archived(url: str, tenant: str, keys: Path | None, client: LedgerClient) -> ArchivedList:
-    # Imported here, because it loads Arrow, which no other list needs.
-    from cli.archived_jobs import ArchivedList
+def _one_archived(archived: ArchivedJobs, job_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A job and its events.
 
-    return ArchivedList.open(url, tenant, trusted_keys(keys, client))
+    Raises:
+        JobNotFoundError: the archive has nothing of it.
+    """
+    if (found := archived.job(job_id)) is None:
+        end = archived.end
+        raise errors.JobNotFoundError(
+            f"the archive has no job {job_id} of tenant {end.tenant_id} up to seq {end.to_seq}"
+        )
+    return found
+
+
+def _found_archived(archived: ArchivedJobs, asked: Mapping[str, Any], limit: int | None) -> list[dict[str, Any]]:
+    """The jobs that match what the options ask, newest first.
+
+    Raises:
+        InvalidInputError: an option is malformed, or too many jobs match.
+    """
+    statuses = tuple(dict.fromkeys(status.upper() for status in asked["status"]))
+    if asked["sort"] is not None:
+        raise InvalidInputError("--sort, --order: a list of an archive begins with the newest job")
+    if odd := [status for status in statuses if status not in STATUSES]:
+        raise InvalidInputError(f"--status {odd[0]}: there are {', '.join(STATUSES)}")
+    wanted = JobFilter(
+        statuses,
+        asked["actor"],
+        asked["dc"],
+        tuple(map(field_is, asked["where"])),
+        asked["error"],
+        asked["id_part"],
+        bool(asked["in_conflict"]),
+        asked["name"],
+    )
+    since = moment("since", asked["since"], rfc3339.at_or_after)
+    until = moment("until", asked["until"], rfc3339.at_or_after)
+    return archived.find(wanted, since, until, limit)
 
 
 def _condition(text: str) -> str:

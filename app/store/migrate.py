@@ -97,22 +97,17 @@ def downgrade() -> None:
 
 
 def run_sql_files(after: str | None, up_to: str) -> None:
-    """Run the files of ``migrations/sql`` numbered over ``after`` up to ``up_to``, in order; called by revisions."""
-    for path in sorted((MIGRATIONS / "sql").glob("[0-9]*_*.sql")):
-        if (after or "") < path.name.partition("_")[0] <= up_to:
-            run_sql_file(path.name)
-
-
-def run_sql_file(name: str) -> None:
-    """Run all statements of ``migrations/sql/<name>`` in the migration's transaction."""
-    statements = (MIGRATIONS / "sql" / name).read_text(encoding="utf-8")
-    if context.is_offline_mode():
-        op.get_context().impl.static_output(statements)
-        return
-    # The driver's own execute takes many statements at once, SQLAlchemy's prepares and takes one.
-    driver = op.get_bind().connection.driver_connection
-    assert driver is not None
-    await_only(driver.execute(statements))
+    """Run the files of ``migrations/sql`` numbered over ``after`` up to ``up_to``, in order, in the migration's
+    transaction; called by revisions."""
+    numbered = {path.name.partition("_")[0]: path for path in sorted((MIGRATIONS / "sql").glob("[0-9]*_*.sql"))}
+    for statements in (path.read_text("utf-8") for number, path in numbered.items() if (after or "") < number <= up_to):
+        if context.is_offline_mode():
+            op.get_context().impl.static_output(statements)
+            continue
+        # The driver's own execute takes many statements at once, SQLAlchemy's prepares and takes one.
+        driver = op.get_bind().connection.driver_connection
+        assert driver is not None
+        await_only(driver.execute(statements))
 
 
 def _migrate(connection: SyncConnection) -> tuple[str | None, str | None]:
