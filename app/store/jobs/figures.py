@@ -96,15 +96,21 @@ SELECT {", ".join(f"f.{name}" for name in _KEY.split(", "))}, f.traced, f.runs[1
  WHERE f.runs = '{{}}' OR n.gone_min_ms <= f.run_min_ms OR n.gone_max_ms >= f.run_max_ms
 """
 _RAN: Final = """
-SELECT j.tenant_id, j.status, j.figure, min(j.run_ms), max(j.run_ms)
+SELECT w.tenant_id, w.status, ran.*
   FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
        AS w(tenant_id, status, from_ms, below_ms, created_from_ms, created_below_ms)
-  JOIN scheduler.jobs j
-    ON j.tenant_id = w.tenant_id AND j.status = w.status AND j.run_ms >= w.from_ms AND j.run_ms < w.below_ms
-   AND j.created_physical >= w.created_from_ms AND j.created_physical < w.created_below_ms
- WHERE j.run_ms IS NOT NULL AND j.figure IS NOT NULL
- GROUP BY j.tenant_id, j.status, j.figure
+ CROSS JOIN LATERAL (
+       SELECT figure, min(run_ms), max(run_ms) FROM scheduler.jobs j
+        WHERE j.tenant_id = w.tenant_id AND j.status = w.status AND {run} >= w.from_ms AND {run} < w.below_ms
+          AND {created} >= w.created_from_ms AND {created} < w.created_below_ms
+          AND j.run_ms IS NOT NULL AND j.figure IS NOT NULL
+        GROUP BY figure OFFSET 0) AS ran
 """
+_RAN_BY: Final = {
+    True: _RAN.format(run="j.run_ms + 0", created="j.created_physical"),
+    False: _RAN.format(run="j.run_ms", created="j.created_physical + 0"),
+}
+"""By whether the rows are found by their creation, which is in one hour, or by their run time: no index has a sum."""
 _SET_EXTREMES: Final = f"""
 UPDATE scheduler.job_figures f SET run_min_ms = n.run_min_ms, run_max_ms = n.run_max_ms
   FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::text[], $6::text[], $7::text[], $8::bigint[],
@@ -120,7 +126,7 @@ _ADMIT: Final = f"""
 WITH new AS (
     SELECT n.*, row_number() OVER (PARTITION BY tenant_id, field, hour ORDER BY number) AS place
       FROM {_VALUES} WITH ORDINALITY AS n(tenant_id, field, hour, value, number)
-     WHERE NOT EXISTS (SELECT FROM scheduler.job_figures f WHERE {_IS_ADMITTED})
+     WHERE (SELECT true FROM scheduler.job_figures f WHERE {_IS_ADMITTED}) IS NULL
 ), known AS (
     SELECT n.*, (SELECT count(*) FROM (SELECT FROM scheduler.job_figures f
                                         WHERE f.tenant_id = n.tenant_id AND f.field = n.field AND f.hours = 0
@@ -131,9 +137,10 @@ INSERT INTO scheduler.job_figures ({_KEY}, jobs, traced, runs, run_jobs)
 SELECT tenant_id, field, 0, hour, '', value, '', 0, 0, '{{}}', '{{}}'
   FROM new JOIN known USING (tenant_id, field, hour) WHERE place + values <= {VALUES_MAX}
 """
+# A subquery of one row, because EXISTS may be answered from a hash of the whole table.
 _ADMITTED: Final = f"""
 SELECT n.tenant_id, n.field, n.hour, n.value FROM {_VALUES} AS n(tenant_id, field, hour, value)
- WHERE EXISTS (SELECT FROM scheduler.job_figures f WHERE {_IS_ADMITTED})
+ WHERE (SELECT true FROM scheduler.job_figures f WHERE {_IS_ADMITTED})
 """
 _FORGET: Final = f"""
 DELETE FROM scheduler.job_figures m USING unnest($1::text[], $2::text[], $3::integer[]) AS n(tenant_id, field, hour)
@@ -246,14 +253,14 @@ async def move(connection: Connection, jobs: Mapping[Counted, int]) -> None:
 async def _correct_extremes(connection: Connection, lost: Iterable[asyncpg.Record]) -> None:
     """Set the extremes of cells of ``_LOST`` by the rows of the job table."""
     cells: dict[_Cell, Extremes] = {}
-    ranges = set()
+    ranges: dict[bool, set[tuple[str, str, int, int, int, int]]] = {True: set(), False: set()}
     for *key, traced, first, last in lost:
         cell: _Cell = (key[0], key[1], key[2], key[3], key[4], key[5], key[6])
         cells[cell] = _NO_TIMES
         # A job whose hour is that of a trace may have been created at any time.
         begin_ms = 0 if traced else key[3] * HOUR_MS
         end_ms = _EVER_MS if traced else begin_ms + key[2] * HOUR_MS
-        ranges |= {
+        ranges[not traced and key[2] == 1] |= {
             (key[0], key[6], BOUNDS_MS[run], BOUNDS_MS[run + 1], begin_ms, end_ms)
             for run in (first, last)
             if run is not None and 0 <= run < len(BOUNDS_MS) - 1
@@ -262,7 +269,9 @@ async def _correct_extremes(connection: Connection, lost: Iterable[asyncpg.Recor
         return
     ran = [
         (tenant_id, status, figure, times)
-        for tenant_id, status, text, *times in await connection.fetch(_RAN, *turned([*ranges], 6))
+        for is_by_creation, wanted in ranges.items()
+        if wanted
+        for tenant_id, status, text, *times in await connection.fetch(_RAN_BY[is_by_creation], *turned([*wanted], 6))
         if (figure := read_figure(text)) is not None
     ]
     admitted = await _admitted(connection, ((tenant_id, figure) for tenant_id, _, figure, _ in ran))
