@@ -27,7 +27,7 @@ from app.runtime.state.losses import (
 )
 from app.runtime.state.node import Node
 from app.store import node as node_store
-from app.store.reading import Pool, run_in
+from app.store.reading import Pool, reading, run_in
 from app.trust.key_changes import KeyChanges
 from app.write.intake.returning import Returned, Returning
 from app.write.intake.system_entries import SystemEntries
@@ -106,7 +106,7 @@ async def _record_losses(
     whole = [each for each in lost if each[0] <= each[1] and not without([each], returned.found)]
     for loss in [*gone, *(() if returned.has_known else unknown)]:
         await asyncio.to_thread(losses.note, loss)
-    known = await run_in(pool, node_store.recorded_losses, node.node_id)
+    known = await run_in(reading(pool), node_store.recorded_losses, node.node_id)
     for loss in [*gone, *unknown, *(Loss(first, first - 1, []) for first, _ in whole)]:
         if (loss.first_lsn, loss.last_lsn) not in known:
             await _record_loss(node, system_entries, losses, loss, returned.appended)

@@ -20,7 +20,7 @@ from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.state.wall_clock import WallClock, read_clocks
 from app.store import idempotency
 from app.store import node as node_store
-from app.store.reading import Pool, reading
+from app.store.reading import Pool, reading, run_in
 from app.write.pending.quarantine import Quarantine
 from ledger.errors import DatabaseUnavailableError, WalCorruptError
 from ledger.positions import Lsn, before
@@ -91,8 +91,7 @@ class Upkeep:
             if removed:
                 log.info("wal_segments_removed", segments=removed)
             try:
-                async with self.pool.acquire() as connection:
-                    await idempotency.forget_old(connection)
+                await run_in(self.pool.acquire(), idempotency.forget_old)
             except DATABASE_FAULTS as error:
                 log.warning("clean_up_delayed", error=str(error))
 

@@ -268,7 +268,7 @@ class OverbookedNodes:
     async def count(self) -> None:
         """Count once. A tenant that cannot be read keeps its last count."""
         try:
-            tenants = await run_in(self._pool, commitments.tenants_with_capacities)
+            tenants = await run_in(reading(self._pool), commitments.tenants_with_capacities)
             counts = [(tenant_id, await self._count_of(tenant_id)) for tenant_id in tenants]
         except DatabaseUnavailableError as error:
             log.warning("overbooked_nodes_not_counted", error=str(error))

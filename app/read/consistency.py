@@ -18,14 +18,13 @@ Other nodes take these writes for seen; the node itself refuses the read.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
 from app.runtime.state.node import Node
 from app.runtime.state.session import Token
+from app.runtime.tasks import attempts_within
 from app.store import reads
 from app.store.reading import Pool, reading, run_in
 from ledger.errors import (
@@ -37,10 +36,6 @@ from ledger.errors import (
 )
 from ledger.hlc import Hlc
 from ledger.positions import Epoch
-
-POLL_FIRST_S = 0.005
-POLL_LONGEST_S = 0.1
-"""Pauses between reads of Postgres while waiting for other nodes' writes: they double from the first to the longest."""
 
 
 class ReadLevel(StrEnum):
@@ -104,18 +99,6 @@ def _is_seen(token: Token, position: reads.TokenPosition) -> bool:
     return position.chained_lsn >= token.lsn
 
 
-async def turns(wait_s: float) -> AsyncIterator[None]:
-    """Yield once for each attempt, with growing pauses. Stop if the next attempt would start later than ``wait_s``
-    seconds from now."""
-    deadline_s, pause_s = time.monotonic() + wait_s, POLL_FIRST_S
-    while True:
-        yield
-        if time.monotonic() + pause_s > deadline_s:
-            return
-        await asyncio.sleep(pause_s)
-        pause_s = min(pause_s * 2, POLL_LONGEST_S)
-
-
 class Consistency:
     """Waits until a read can keep its promise, at most ``wait_s`` seconds."""
 
@@ -159,7 +142,7 @@ class Consistency:
     async def chained(self, tokens: Sequence[Token]) -> set[Token]:
         """The tokens whose writes are in a chain. If an epoch's end calls one of these lost, that row is wrong."""
         hlcs = {token: Hlc.parse(token.hlc) for token in tokens}
-        found = await run_in(self._pool, reads.chained, [*hlcs.values()])
+        found = await run_in(reading(self._pool), reads.chained, [*hlcs.values()])
         return {token for token, hlc in hlcs.items() if hlc in found}
 
     async def wait_here(self, tokens: Sequence[Token]) -> list[Token]:
@@ -182,7 +165,7 @@ class Consistency:
         Raises:
             SessionNotCaughtUpError: another attempt would be too late.
         """
-        async for _ in turns(self.wait_s):
+        async for _ in attempts_within(self.wait_s):
             yield
         raise SessionNotCaughtUpError(f"the session's writes did not become visible in {self.wait_s:g} s; try again")
 

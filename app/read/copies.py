@@ -35,16 +35,16 @@ from datetime import datetime, timedelta
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from app.read.consistency import Consistency, Promise, ReadLevel, UnfitError, turns
+from app.read.consistency import Consistency, Promise, ReadLevel, UnfitError
 from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS, text_of
 from app.runtime.state.node import Node
 from app.runtime.state.session import Token
-from app.runtime.tasks import repeat
+from app.runtime.tasks import attempts_within, repeat
 from app.store import Connection, reads, sessions
 from app.store import node as node_store
 from app.store.node import beat
-from app.store.reading import READ_TIMEOUT_S, Pool, reading
+from app.store.reading import READ_TIMEOUT_S, Pool, reading, run_in
 from app.store.reads import Seen
 from app.store.sessions import PLANNED_ONCE
 from ledger.errors import (
@@ -80,8 +80,7 @@ class Heartbeat:
             DatabaseUnavailableError, or one of ``DATABASE_FAULTS``: the primary does not accept it.
         """
         sent_s = time.monotonic()
-        async with reading(self._primary, timeout_s=BEAT_TIMEOUT_S) as connection:
-            beat_at = await beat(connection)
+        beat_at = await run_in(reading(self._primary, timeout_s=BEAT_TIMEOUT_S), beat)
         self._own_beat_at, self._sent_s = beat_at, sent_s
 
     def age_ms(self, beat_at: datetime | None) -> int | None:
@@ -173,7 +172,7 @@ class Replicas:
         Raises:
             WriteLostError: a replica saw that a write of the session was lost.
         """
-        async for _ in turns(wait_s):
+        async for _ in attempts_within(wait_s):
             self._turn += 1
             first = self._turn % len(self._replicas)
             for replica in (*self._replicas[first:], *self._replicas[:first]):
@@ -230,8 +229,7 @@ class Replicas:
         """Check repeatedly whether ``replica`` is fit."""
         while True:
             try:
-                async with reading(replica.pool, timeout_s=ANSWER_TIMEOUT_S) as connection:
-                    origin = await node_store.log_origin(connection)
+                origin = await run_in(reading(replica.pool, timeout_s=ANSWER_TIMEOUT_S), node_store.log_origin)
                 is_ours = origin == self._log_origin
                 self._note(replica, None if is_ours else f"it holds the ledger {origin}, not {self._log_origin}")
             except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:

@@ -158,7 +158,7 @@ class JobTableWalk:
             DatabaseUnavailableError: Postgres cannot be reached.
         """
         while True:
-            tenants = await run_in(self._pool, list_tenants)
+            tenants = await run_in(reading(self._pool), list_tenants)
             for tenant_id in tenants:
                 await self._walk(tenant_id)
                 await self._recount(tenant_id)

@@ -19,9 +19,10 @@ longer) registered, is not served, since one bad line of a known key makes its r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import asyncpg
@@ -29,7 +30,7 @@ import msgspec
 import orjson
 from cryptography import x509
 
-from app.read.consistency import turns
+from app.runtime.tasks import attempts_within
 from app.store import Connection, chain_reads
 from app.store import anchors as store
 from app.store.jobs import index as job_index
@@ -37,7 +38,7 @@ from app.store.notary import read_links, read_tiles
 from app.store.reading import Pool, reading, run_in
 from app.trust.retention import RetentionReader
 from ledger import merkle
-from ledger.errors import NotFoundError, ProofError, SeqOutOfRangeError, SignatureError
+from ledger.errors import NotFoundError, ProofError, SeqOutOfRangeError, SignatureError, reported_as
 from ledger.job_index.proof import verify_job
 from ledger.merkle import HASH_BYTES, leaf_hash, tiles
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
@@ -96,8 +97,7 @@ async def consistency(
         TenantNotFoundError: no such tenant.
         SeqOutOfRangeError: not ``1 <= first <= second <= size of the newest checkpoint``.
     """
-    async with reading(pool, snapshot=True) as connection:
-        return await consistency_in(connection, tenant_id, first, second)
+    return await run_in(reading(pool, snapshot=True), consistency_in, tenant_id, first, second)
 
 
 async def consistency_in(connection: Connection, tenant_id: str, first: int, second: int | None) -> dict[str, Any]:
@@ -202,13 +202,10 @@ def _anchored_root(size: int, signed: checkpoints.Checkpoint, get_tile: tiles.Ge
     return root
 
 
-@contextmanager
-def _damage_named(tenant_id: str) -> Iterator[None]:
-    """Report stored tiles that do not form the signed tree as damage."""
-    try:
-        yield
-    except (ProofError, TypeError, ValueError) as error:
-        raise damaged(tenant_id, "tree", 0, f"the stored tree is not the one that was signed: {error}") from error
+def _damage_named(tenant_id: str) -> AbstractContextManager[None]:
+    """Reports stored tiles that do not form the signed tree as damage."""
+    what = "the stored tree is not the one that was signed"
+    return reported_as(partial(damaged, tenant_id, "tree", 0), what, ProofError, TypeError, ValueError)
 
 
 _ENTRY_LENGTH = HASH_BYTES.to_bytes(2, "big")
@@ -290,7 +287,7 @@ async def judged_anchors(
     Raises:
         DatabaseUnavailableError: Postgres cannot be reached.
     """
-    judge_all = await run_in(pool, newest_anchors, tenant_id, opener(keyring, origin), witnesses, roots)
+    judge_all = await run_in(reading(pool), newest_anchors, tenant_id, opener(keyring, origin), witnesses, roots)
     return await asyncio.to_thread(judge_all)
 
 
@@ -352,7 +349,7 @@ class CosignedLogs:
         if policy is None or not policy.covers(self.origin(tenant_id)):
             return None
         size = 0
-        async for _ in turns(wait_s):
+        async for _ in attempts_within(wait_s):
             quorum = (await self.read(tenant_id)).quorum
             assert quorum is not None
             size = quorum.size

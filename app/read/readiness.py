@@ -8,7 +8,7 @@ from typing import Final
 
 from app.runtime.state.node import Node
 from app.store import chain_reads
-from app.store.reading import Pool, reading
+from app.store.reading import Pool, reading, run_in
 from ledger.errors import DatabaseUnavailableError
 
 Check = Callable[[], str | None]
@@ -32,8 +32,7 @@ class Readiness:
         """Check whether the database answers, and set ``database_fault``, which the metrics report as well."""
         self.database_fault = None
         try:
-            async with reading(self.pool, timeout_s=DATABASE_CHECK_TIMEOUT_S) as connection:
-                await chain_reads.ping(connection)
+            await run_in(reading(self.pool, timeout_s=DATABASE_CHECK_TIMEOUT_S), chain_reads.ping)
         except DatabaseUnavailableError as error:
             self.database_fault = str(error)
 

@@ -44,7 +44,7 @@ from app.runtime.tasks import Slots, end_if_cancelled
 from app.store.chain_reader import consistent_reader
 from app.store.chain_reads import list_tenants
 from app.store.idempotency import KEY_ROW, NamedEntry, named_entries
-from app.store.reading import reading
+from app.store.reading import reading, run_in
 from ledger.errors import LedgerError, TenantNotFoundError
 from ledger.job_index.builder import IndexBuilder
 from ledger.machines.retention import retention_of
@@ -358,8 +358,7 @@ class ChainVerifier:
         seqs = [each.seq for each in self._breaks.of_tenant(tenant_id) if each.kind == KEY_ROW]
         if not seqs:
             return
-        async with reading(self._pool, timeout_s=VERIFICATION_TIMEOUT_S) as connection:
-            named = await named_entries(connection, tenant_id, seqs)
+        named = await run_in(reading(self._pool, timeout_s=VERIFICATION_TIMEOUT_S), named_entries, tenant_id, seqs)
         if self._are_key_rows_whole(tenant_id, named, int(time.time() * 1000)):
             self._breaks.mended(tenant_id, kinds=(KEY_ROW,))
 

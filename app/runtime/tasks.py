@@ -1,10 +1,11 @@
 """How background tasks run, pause and end.
 
 ``kept_running`` restarts a task that failed, ``repeat`` does something at intervals; ``paced`` keeps a task to its
-share of the time; ``called_in`` lets another thread call into the loop, ``in_own_thread`` waits for work that may hang;
-``stop_deadline`` ends a process whose stop hangs. ``is_set_within`` waits for an event, ``Broadcast`` wakes all that
-wait. ``Slots`` and ``MemoryBudget`` bound heavy work, ``keep_newest`` a cache. Acknowledged records are durable, so a
-kill loses none of them: the next start recovers them.
+share of the time; ``called_in`` lets another thread call into the loop, ``in_own_thread`` waits for work that may
+hang; ``stop_deadline`` ends a process whose stop hangs. ``attempts_within`` paces what is tried again,
+``is_set_within`` waits for an event, ``Broadcast`` wakes all that wait. ``Slots`` and ``MemoryBudget`` bound heavy
+work, ``keep_newest`` a cache. Acknowledged records are durable, so a kill loses none of them: the next start
+recovers them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 import os
 import sys
 import threading
+import time
 import traceback
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -30,6 +32,9 @@ from ledger.exit_code import ExitCode
 
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 60.0
+POLL_FIRST_S = 0.005
+POLL_LONGEST_S = 0.1
+"""Pauses between reads of Postgres while waiting for other nodes' writes."""
 
 
 def end_if_cancelled() -> None:
@@ -90,6 +95,20 @@ async def paced(share: float, *, rest_max_s: float = math.inf) -> AsyncIterator[
     began_s = loop.time()
     yield
     await asyncio.sleep(min(rest_max_s, (loop.time() - began_s) * (1 - share) / share))
+
+
+async def attempts_within(
+    seconds: float, *, pause_first_s: float = POLL_FIRST_S, pause_max_s: float = POLL_LONGEST_S
+) -> AsyncIterator[None]:
+    """Yield once for each attempt, with pauses that double. Stop if the next attempt would start later than ``seconds``
+    from now."""
+    deadline_s, pause_s = time.monotonic() + seconds, pause_first_s
+    while True:
+        yield
+        if time.monotonic() + pause_s > deadline_s:
+            return
+        await asyncio.sleep(pause_s)
+        pause_s = min(pause_s * 2, pause_max_s)
 
 
 async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:

@@ -14,7 +14,7 @@ from app.store.entry_check import Report
 from app.store.idempotency import ChainedLine, KeyedEntry
 from app.store.jobs import table as job_table
 from app.store.jobs.table import JobFolds, JobKey
-from app.store.reading import reading, whole
+from app.store.reading import reading, run_in, whole
 from app.store.reads import find_refusal
 from ledger.errors import ChainDamagedError
 from ledger.machines import jobs
@@ -91,8 +91,7 @@ class EdgeLookups:
 
     async def newest_keyed(self, tenant_id: str) -> list[KeyedEntry]:
         """Entries with a key among the last entries of the tenant."""
-        async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
-            return await idempotency.newest_keyed(connection, tenant_id)
+        return await run_in(reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S), idempotency.newest_keyed, tenant_id)
 
     async def _find_jobs(self, connection: Connection, wanted: Sequence[JobKey]) -> dict[JobKey, ChainedJob]:
         found, created = {}, set()
@@ -124,8 +123,9 @@ class EdgeLookups:
         Raises:
             ChainDamagedError: a row names no entry, or one with a column that is NULL.
         """
-        async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
-            lines = await idempotency.find_lines(connection, tenants, route, key)
+        lines = await run_in(
+            reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S), idempotency.find_lines, tenants, route, key
+        )
         for line in lines:
             if line[_ENTRY_COLUMN:] == (None,) * (len(line) - _ENTRY_COLUMN):
                 raise idempotency.key_row_error(

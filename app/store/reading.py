@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
 import asyncpg
@@ -75,17 +75,13 @@ async def reading(
 
 
 async def run_in(
-    pool: Pool,
+    lent: AbstractAsyncContextManager[Connection],
     work: Callable[Concatenate[Connection, Given], Awaitable[Value]],
     *given: Given.args,
     **named: Given.kwargs,
 ) -> Value:
-    """The result of ``work`` on a connection that ``reading`` lends.
-
-    Raises:
-        as ``reading``, and as ``work``.
-    """
-    async with reading(pool) as connection:
+    """The result of ``work`` on a connection that is lent for it: by ``reading``, or as the pool lends it."""
+    async with lent as connection:
         return await work(connection, *given, **named)
 
 

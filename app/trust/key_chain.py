@@ -34,7 +34,7 @@ from app.store import Connection
 from app.store import keys as store
 from app.store import notary as notary_store
 from app.store.keys import KeyRow
-from app.store.reading import Pool, run_in
+from app.store.reading import Pool, reading, run_in
 from app.trust.node_keys import NodeKeys
 from ledger import merkle
 from ledger.errors import KeyConflictError, LedgerError, SignatureError, UnknownKeyError
@@ -343,7 +343,7 @@ class Trust:
         Raises:
             DatabaseUnavailableError: Postgres cannot be reached.
         """
-        return await run_in(self.pool, self.chain.published)
+        return await run_in(reading(self.pool), self.chain.published)
 
     async def keyring(self) -> Keyring:
         """The trusted keys of the ledger: those that the chain of ``_system`` admits."""

@@ -291,7 +291,7 @@ class KeyChanges:
         Raises:
             DatabaseUnavailableError: Postgres cannot be reached.
         """
-        return await run_in(self.pool, self.chain.history)
+        return await run_in(reading(self.pool), self.chain.history)
 
     def _facts_of(self, item: Retired) -> Facts:
         """The facts of a rotation's entry."""

@@ -20,7 +20,7 @@ from app.store import Connection
 from app.store.commitments import AtFloor
 from app.store.departed import departed
 from app.store.entry_check import EntryCheck, not_as_chained
-from app.store.reading import Pool, run_in
+from app.store.reading import Pool, reading, run_in
 from app.store.retention import retention_rows, retention_versions, tenants_with_prunes
 from ledger.errors import ChainDamagedError, InvalidInputError
 from ledger.facts.events import SYSTEM_TENANT
@@ -101,7 +101,7 @@ class RetentionReader:
             ArchivedError, ChainDamagedError, DatabaseUnavailableError: as ``refuse_departed``.
         """
         if doubtful := [job for job in jobs if job[0] in self.departed]:
-            await run_in(self.pool, self.refuse_departed, doubtful)
+            await run_in(reading(self.pool), self.refuse_departed, doubtful)
 
     async def refuse_left(self, connection: Connection, tenant_id: str, seq: int) -> None:
         """Return if entry ``seq`` of a tenant has not left.

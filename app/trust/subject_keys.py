@@ -28,7 +28,7 @@ from app.runtime.tasks import keep_newest
 from app.store import Connection
 from app.store import privacy as store
 from app.store.privacy import PrivacyState, SubjectKey
-from app.store.reading import Pool, reading
+from app.store.reading import Pool, reading, run_in
 from ledger import canonical
 from ledger.errors import (
     ConfigurationError,
@@ -228,8 +228,7 @@ class SubjectKeys:
             self._by_id.move_to_end((tenant_id, key_id))
         if missing := [key_id for key_id in wanted if key_id not in found]:
             erasures = self._erasures
-            async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
-                rows = await store.find_keys(connection, tenant_id, missing)
+            rows = await run_in(reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S), store.find_keys, tenant_id, missing)
             for row in rows:
                 is_back = self._is_back(tenant_id, row)
                 key = None if is_back else self._opened(tenant_id, row)

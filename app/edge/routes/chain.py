@@ -303,7 +303,9 @@ async def list_tenants(
 ) -> Response:
     """The tenants that have a chain and whose the caller may read, by name, `_system` among them."""
     (after,) = _TENANTS.at("", cursor) or ("",)
-    found = await run_in(pool, chain_reads.list_tenants, after, limit + 1, accepted.caller.patterns(Right.AUDIT))
+    found = await run_in(
+        reading(pool), chain_reads.list_tenants, after, limit + 1, accepted.caller.patterns(Right.AUDIT)
+    )
     last = (found[limit - 1],) if len(found) > limit else None
     return page([{"tenant_id": tenant} for tenant in found[:limit]], _TENANTS.next("", last))
 
@@ -326,9 +328,9 @@ async def sign_snapshot(
 ) -> Response:
     """Cover everything chained so far by snapshots; answers the newest. `chain.sign_snapshots` says if it is signed."""
     tenant_id = wanted["tenant_id"]
-    await run_in(pool, chain_reads.require_tenant, tenant_id)
+    await run_in(reading(pool), chain_reads.require_tenant, tenant_id)
     signed = await notary.sign_now(tenant_id)
-    newest = await run_in(pool, chain_reads.newest_snapshot, tenant_id)
+    newest = await run_in(reading(pool), chain_reads.newest_snapshot, tenant_id)
     if newest is None:
         raise NotFoundError(f"tenant {tenant_id} has no entry that could be signed")
     return json_answer(_whole_snapshot(*newest), 201 if signed else 200)
@@ -353,7 +355,7 @@ async def read_snapshot(
     snapshot_id: Annotated[WholeNumber, Path(ge=1, le=TREE_SIZE_MAX, description="Its id in lists.")],
 ) -> Response:
     """One snapshot with its DSSE envelope, null if it is unsigned."""
-    found = await run_in(pool, chain_reads.snapshot, snapshot_id)
+    found = await run_in(reading(pool), chain_reads.snapshot, snapshot_id)
     if found is None or not accepted.caller.may(Right.AUDIT, found[0].tenant_id):
         raise NotFoundError(f"there is no snapshot {snapshot_id}")
     return json_answer(_whole_snapshot(*found))

@@ -23,7 +23,7 @@ from app.edge.writes import PROPOSING, ProposalWrites
 from app.read.commitments import CommitmentReader, PromisedPage
 from app.runtime.answers.jobs import CapacityAnswer, CommitmentList, NodeList, RulesAnswer, VerdictOfProposal
 from app.store import chain_reads
-from app.store.reading import run_in
+from app.store.reading import reading, run_in
 from app.store.sessions import NodePool
 
 router = APIRouter(route_class=StrictRoute, tags=["commitments"], responses=PROBLEM_RESPONSE)
@@ -83,7 +83,7 @@ async def set_rules(
 ) -> Response:
     """Judge the tenant's proposals by newer rules from now on. Entries before stay judged by the rules of then, and
     older rules never return."""
-    await run_in(pool, chain_reads.require_tenant, tenant_id)
+    await run_in(reading(pool), chain_reads.require_tenant, tenant_id)
     return await writes.set_rules(tenant_id, wanted["version"], accepted)
 
 

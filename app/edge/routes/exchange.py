@@ -210,7 +210,9 @@ async def list_held(
     """By tenant that the caller may audit, up to which seq of that ledger this one has imported.
 
     A page with fewer than `limit` tenants is the last."""
-    held = await run_in(pool, exchange.held_of, origin, after, limit, accepted.caller.patterns(Right.AUDIT), tenant_id)
+    held = await run_in(
+        reading(pool), exchange.held_of, origin, after, limit, accepted.caller.patterns(Right.AUDIT), tenant_id
+    )
     return json_answer({"items": [{"tenant_id": name, "seq": seq} for name, seq in held]})
 
 
@@ -265,14 +267,14 @@ async def _told(
         while True:
             is_signed, number = await news.after(number, ends_s - monotonic(), origin)
             if is_signed:
-                found = await run_in(pool, exchange.news_of, origin, patterns, [*is_signed])
+                found = await run_in(reading(pool), exchange.news_of, origin, patterns, [*is_signed])
                 items = [each if is_signed[each.tenant_id] else each._replace(checkpoint=None) for each in found]
             # What the caller may not audit is no news.
             if items or not is_signed or monotonic() >= ends_s:
                 break
         said = {"cursor": news.cursor(number), "is_list": False, "has_more": False}
     else:
-        items = await run_in(pool, exchange.list_news, origin, patterns, told.after, TOLD_MAX)
+        items = await run_in(reading(pool), exchange.list_news, origin, patterns, told.after, TOLD_MAX)
         has_more = len(items) == TOLD_MAX
         said = {
             "cursor": news.cursor(told.number, items[-1].tenant_id if has_more else None),

@@ -69,7 +69,7 @@ async def read_private_fields(
     """The tenant's private fields; none when it never declared any."""
     declared = await privacy.declared(tenant_id)
     if declared is None:
-        await run_in(pool, chain_reads.require_tenant, tenant_id)
+        await run_in(reading(pool), chain_reads.require_tenant, tenant_id)
     return _answer(tenant_id, declared)
 
 
@@ -114,7 +114,7 @@ async def declare_search_fields(
     for number, field in enumerate(wanted["fields"]):
         with reported_as(partial(InvalidInputError, path=("fields", number)), f"fields.{number}", InvalidInputError):
             check_indexed(field)
-    declared = await run_in(pool, job_search.declare, tenant_id, sorted(set(wanted["fields"])))
+    declared = await run_in(reading(pool), job_search.declare, tenant_id, sorted(set(wanted["fields"])))
     return _search_answer(tenant_id, declared)
 
 

@@ -39,7 +39,7 @@ from app.share.watch.blocks import Wanted
 from app.share.webhooks import WebhookRegistry, new_webhook
 from app.share.webhooks.formats import Format
 from app.share.webhooks.sending import secret_text
-from app.store.reading import run_in
+from app.store.reading import reading, run_in
 from app.store.sessions import NodePool
 from app.store.webhooks import ShownWebhook
 from app.trust.retention import RetentionReader
@@ -144,7 +144,7 @@ async def watch_chain(
     named = None if actions is None else _known_actions(name.strip().upper() for name in actions.split(","))
     wanted = Wanted(named, job, dc)
     if after_seq is not None:
-        await run_in(pool, retention.refuse_left, tenant_id, after_seq + 1)
+        await run_in(reading(pool), retention.refuse_left, tenant_id, after_seq + 1)
     return Streamed(
         partial(_send_watch, watchers, accepted, tenant_id, wanted, (after_seq, to_seq)),
         MEDIA_TYPE,

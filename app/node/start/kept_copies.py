@@ -15,7 +15,7 @@ from app.runtime.logs import log
 from app.runtime.settings.config import Settings
 from app.store import node as node_store
 from app.store.chaining import WalPosition
-from app.store.reading import Pool, run_in
+from app.store.reading import Pool, reading, run_in
 from ledger.errors import InvalidInputError, LedgerError, WalFilesError
 from ledger.positions import BEFORE_FIRST, Lsn
 from ledger.text import first_of
@@ -119,7 +119,7 @@ class OtherLogs:
             await asyncio.sleep(LOOK_AGAIN_S if found else LOOK_INTERVAL_S)
 
     async def _find(self) -> frozenset[LeftLog]:
-        positions = await run_in(self._pool, node_store.positions)
+        positions = await run_in(reading(self._pool), node_store.positions)
         positions.pop(self._node_id, None)
         if not positions:
             return frozenset()

@@ -56,6 +56,7 @@ from app.store.chain_reads import find_by_seq, find_existing
 from app.store.chaining import ChainHead
 from app.store.exchange import Import
 from app.store.notary import read_leaf_hashes, read_link
+from app.store.reading import run_in
 from app.trust.retention import RetentionReader
 from ledger.bundle.merge import ClockBounds, Incoming, decide, events_to_find, note_beginning, set_digest
 from ledger.chain import Linker
@@ -264,8 +265,7 @@ class BundleImporter:
 
     async def _terms(self, sorter: Sorter) -> Terms:
         bounds = ClockBounds(self._node.wall.now_ms() + self._node.clock.max_clock_skew_ms, self._node.clock.last)
-        async with self._pool.acquire() as connection:
-            log_origin = await node_store.log_origin(connection)
+        log_origin = await run_in(self._pool.acquire(), node_store.log_origin)
         loop = asyncio.get_running_loop()
 
         def check_born(tenant_id: str, born: Born) -> None:
@@ -356,8 +356,7 @@ class BundleImporter:
         if missing := bundles.tenants - heads.keys():
             for tenant_id in sorted(missing):
                 await self._begin(tenant_id)
-            async with self._pool.acquire() as connection:
-                heads = await self._read_heads(connection, bundles.tenants)
+            heads = await run_in(self._pool.acquire(), self._read_heads, bundles.tenants)
             if missing := bundles.tenants - heads.keys():
                 raise NotReadyError(f"tenant {min(missing)} has not begun yet; import the same bundles again")
         begun = bundles.outcome._replace(from_seqs={tenant: head.seq for tenant, head in heads.items()})
@@ -383,8 +382,7 @@ class BundleImporter:
                 is_borne_out = False
                 outcome = bundles.outcome
                 log.error("import_progress_not_borne_out", set_digest=bundles.digest, position=outcome.position)
-                async with self._pool.acquire() as connection:
-                    await exchange.restart_import(connection, bundles.digest, seen)
+                await run_in(self._pool.acquire(), exchange.restart_import, bundles.digest, seen)
                 bundles.outcome = outcome._replace(imported=0, duplicates=seen, jobs_changed=0, conflicts=())
             yield batch
         async for batch in _batches(bundles.in_order, bundles.is_held):
@@ -434,8 +432,9 @@ class BundleImporter:
     ) -> ReadyBatch | None:
         if entries is None:
             return None
-        async with self._pool.acquire() as connection:
-            return await decide_and_link(connection, entries, heads, self._linkers, self._departures(bundles), before)
+        return await run_in(
+            self._pool.acquire(), decide_and_link, entries, heads, self._linkers, self._departures(bundles), before
+        )
 
     def _departures(self, bundles: _Set) -> Departures:
         return Departures(self._retention, bundles.outcome.has_ended, bundles.followed_log)

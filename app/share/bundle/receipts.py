@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from app.runtime.tasks import Slots
@@ -42,6 +43,7 @@ from ledger.errors import (
     SeqOutOfRangeError,
     SessionNotCaughtUpError,
     SigningUnavailableError,
+    reported_as,
 )
 from ledger.job_index.proof import verify_job
 from ledger.machines.jobs import refused_job_id
@@ -189,7 +191,7 @@ class ReceiptMaker:
         """Return once a checkpoint covers ``seq``."""
         try:
             async for _ in self.attempts():
-                head = await run_in(self.pool, chain_reads.head, tenant_id)
+                head = await run_in(reading(self.pool), chain_reads.head, tenant_id)
                 signed = chain_reads.checkpoint_in(tenant_id, head.checkpoint)
                 if signed is not None and signed.size >= seq:
                     return
@@ -256,14 +258,11 @@ async def _indexed(
         snapshot = snapshot or await job_index.indexed_snapshot(connection, tenant_id, size)
     if snapshot is None or open_snapshot(snapshot.envelope, keys).verdict != "ok":
         return None
-    try:
+    problem = partial(damaged, tenant_id, "tree", 0)
+    with reported_as(problem, "the stored index of jobs is not the one that was signed", ProofError):
         runs = await job_index.prove_runs(connection, tenant_id, wanted.job_id, snapshot)
         entries = await job_index.indexed_entries(connection, tenant_id, wanted.job_id, snapshot)
         verify_job(wanted.job_id, snapshot.size, snapshot.roots, entries, runs, snapshot.begin)
-    except ProofError as error:
-        raise damaged(
-            tenant_id, "tree", 0, f"the stored index of jobs is not the one that was signed: {error}"
-        ) from error
     return IndexProof(snapshot.size, snapshot.envelope, runs)
 
 

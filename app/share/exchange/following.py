@@ -55,6 +55,7 @@ from app.share.exchange.peer_client import (
 from app.share.exchange.turns import Turns
 from app.store import exchange
 from app.store.exchange import Seen
+from app.store.reading import run_in
 from ledger.errors import LedgerError, SignatureError
 from ledger.facts.events import SYSTEM_TENANT
 from signing.checkpoint import open_checkpoint, signer_of
@@ -210,8 +211,7 @@ class Following:
         return Progress(positions, await self._have(positions))
 
     async def _have(self, tenant_ids: Iterable[str]) -> dict[str, int]:
-        async with self.here.pool.acquire() as connection:
-            return await exchange.had(connection, self.here.own.origin, [*tenant_ids])
+        return await run_in(self.here.pool.acquire(), exchange.had, self.here.own.origin, [*tenant_ids])
 
     def _keep_note(self, chain: PeerChain, note: bytes) -> None:
         """Keep a checkpoint until it is proved; beyond the bound all are forgotten, until the peer lists its tenants
@@ -346,9 +346,10 @@ class Following:
 
     async def _kept(self) -> list[str]:
         """The tenants of its ledger that were seen. After an operator removed all, the peer may show another ledger."""
-        async with self.here.pool.acquire() as connection:
-            # Of more than TENANTS_MAX kept tenants the peer cannot list all.
-            kept = await exchange.held_of(connection, self.log_origin, "", TENANTS_MAX + 1, self.settings.tenants)
+        # Of more than TENANTS_MAX kept tenants the peer cannot list all.
+        kept = await run_in(
+            self.here.pool.acquire(), exchange.held_of, self.log_origin, "", TENANTS_MAX + 1, self.settings.tenants
+        )
         if not kept:
             self.log_origin = ""
         return [tenant_id for tenant_id, _ in kept]
@@ -399,8 +400,7 @@ class Following:
         log_origin = origin.removesuffix(f"/{tenant_id}")
         if log_origin in (origin, self.here.own.origin) or not _is_log_origin(log_origin):
             raise SignatureError(f"the peer shows a checkpoint of {origin} for tenant {tenant_id}")
-        async with self.here.pool.acquire() as connection:
-            kept = await exchange.positions(connection, tenant_id)
+        kept = await run_in(self.here.pool.acquire(), exchange.positions, tenant_id)
         if (seen := kept.get(origin)) is None:
             self._recall(tenant_id, kept, signer_of(note, keyring))
         if self.log_origin not in ("", log_origin):
@@ -411,8 +411,7 @@ class Following:
         try:
             before = grown_from(client.url, tenant_id, seen, checkpoint)
         except PeerForkedError:
-            async with self.here.pool.acquire() as connection:
-                await exchange.saw_fork(connection, tenant_id, origin, note.decode())
+            await run_in(self.here.pool.acquire(), exchange.saw_fork, tenant_id, origin, note.decode())
             raise
         before_seq, imported_seq = chain.imported_seq, seen.imported_seq if seen else 0
         sizes = None
@@ -432,8 +431,7 @@ class Following:
                 pruned, proof = error, [] if sizes is None else await client.consistency(tenant_id, *sizes)
             if before is not None:
                 check_growth(client.url, tenant_id, before, checkpoint, proof)
-        async with self.here.pool.acquire() as connection:
-            await exchange.saw(connection, tenant_id, origin, note.decode(), checkpoint.size)
+        await run_in(self.here.pool.acquire(), exchange.saw, tenant_id, origin, note.decode(), checkpoint.size)
         self.log_origin = log_origin
         chain.origin, chain.size, chain.root = origin, checkpoint.size, checkpoint.root
         if chain.went_back and (seen is None or not chain.is_forked):
@@ -457,8 +455,7 @@ class Following:
             return False
         first, last = brought.from_seq, brought.to_seq
         check_range(chain, first, last, await self._consistency(client, chain, last), brought)
-        async with self.here.pool.acquire() as connection:
-            await exchange.imported(connection, chain.tenant_id, chain.origin, last)
+        await run_in(self.here.pool.acquire(), exchange.imported, chain.tenant_id, chain.origin, last)
         chain.imported_seq, chain.brought = last, None
         self.here.on_imported(chain.tenant_id, self.log_origin)
         return True

@@ -253,7 +253,7 @@ class Tails:
         while True:
             await self._watched.wait()
             try:
-                heads = await run_in(self._pool, chain_reads.head_seqs, [*self._tails])
+                heads = await run_in(reading(self._pool), chain_reads.head_seqs, [*self._tails])
                 for tenant_id, head_seq in heads.items():
                     if (tail := self._tails.get(tenant_id)) is not None:
                         tail.hear(head_seq)
@@ -376,7 +376,7 @@ class Tails:
         Raises:
             as ``watching``.
         """
-        found = await run_in(self._pool, chain_reads.head_seqs, [tenant_id])
+        found = await run_in(reading(self._pool), chain_reads.head_seqs, [tenant_id])
         if tenant_id not in found:
             raise TenantNotFoundError(f"there is no tenant {tenant_id}")
         return found[tenant_id]

@@ -68,7 +68,7 @@ class WebhookRegistry:
 
     async def listed(self, tenant_id: str) -> list[ShownWebhook]:
         """The tenant's webhooks, oldest first."""
-        return await run_in(self._services.pool, store.shown, tenant_id=tenant_id)
+        return await run_in(reading(self._services.pool), store.shown, tenant_id=tenant_id)
 
     async def find(self, webhook_id: str, by: Principal) -> ShownWebhook:
         """One webhook.
@@ -91,7 +91,7 @@ class WebhookRegistry:
         """
         shown = await self.find(webhook_id, by)
         await self._services.record(SystemAction.WEBHOOK_REMOVED, shown.webhook, by.id)
-        await run_in(self._services.pool, store.remove, webhook_id)
+        await run_in(reading(self._services.pool), store.remove, webhook_id)
         return shown
 
     async def resume(self, webhook_id: str, by: Principal, *, with_dead_letters: bool) -> ShownWebhook:
@@ -117,7 +117,7 @@ class WebhookRegistry:
             NotFoundError: as ``find``.
         """
         await self.find(webhook_id, by)
-        await run_in(self._services.pool, store.pause, webhook_id)
+        await run_in(reading(self._services.pool), store.pause, webhook_id)
         return await self.find(webhook_id, by)
 
     async def replay(self, webhook_id: str, from_seq: int, by: Principal) -> ShownWebhook:

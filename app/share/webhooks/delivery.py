@@ -182,7 +182,7 @@ class Delivery:
         Raises:
             NotHeldError: this node does not hold the webhook; nothing was stored.
         """
-        stored = await run_in(self._services.pool, work, self.webhook.webhook_id, self._holder, *given)
+        stored = await run_in(reading(self._services.pool), work, self.webhook.webhook_id, self._holder, *given)
         if stored is None or stored is False:
             raise NotHeldError("the webhook was removed, or another node delivers to it")
         return stored
@@ -368,16 +368,16 @@ class Deliveries:
             if tasks:
                 await asyncio.wait(tasks, timeout=LET_GO_TIMEOUT_S)
             with suppress(DatabaseUnavailableError, *DATABASE_FAULTS):
-                async with reading(self._services.pool, timeout_s=LET_GO_TIMEOUT_S) as connection:
-                    await store.let_go(connection, self._holder)
+                await run_in(reading(self._services.pool, timeout_s=LET_GO_TIMEOUT_S), store.let_go, self._holder)
 
     async def _hold(self) -> None:
         asked_s = monotonic()
         if not self._may_hold():
             self._leave(lambda _: True)
             return
-        async with reading(self._services.pool, timeout_s=RENEW_TIMEOUT_S) as connection:
-            webhooks = await store.hold(connection, self._holder, HOLD_S)
+        webhooks = await run_in(
+            reading(self._services.pool, timeout_s=RENEW_TIMEOUT_S), store.hold, self._holder, HOLD_S
+        )
         if webhooks and self._context is None:
             # It reads the certificate authorities, which takes longer than a turn of the event loop may.
             self._context = await asyncio.to_thread(_context_of, self._services.authorities)

@@ -39,7 +39,7 @@ from app.runtime.outgoing import client_of, read_answer
 from app.runtime.postgres import DATABASE_FAULTS
 from app.store import Connection, anchors, chain_reads
 from app.store import notary as store
-from app.store.reading import Pool, reading
+from app.store.reading import Pool, reading, run_in
 from ledger.errors import (
     ClockSkewError,
     LedgerError,
@@ -113,8 +113,7 @@ class Timestamper:
 
     async def _stamp_due(self, client: httpx.AsyncClient, authority: Authority) -> int:
         """Stamp one round of checkpoints; returns how many were due."""
-        async with self.pool.acquire() as connection:
-            due = await anchors.due_for_timestamp(connection, authority.url, self.interval, NOTES_A_ROUND)
+        due = await run_in(self.pool.acquire(), anchors.due_for_timestamp, authority.url, self.interval, NOTES_A_ROUND)
         keyring = await self.keyring() if due else None
         for tenant_id, note in due:
             assert keyring is not None
@@ -125,16 +124,16 @@ class Timestamper:
                 self.report(tenant_id, Break(0, "tree", detail, None, detail), "timestamper")
                 continue
             response, time = await _ask(client, authority, note.encode())
-            async with self.pool.acquire() as connection:
-                await anchors.insert_timestamp(
-                    connection,
-                    tenant_id=tenant_id,
-                    authority=authority.url,
-                    tree_size=size,
-                    generated_at=time,
-                    note=note,
-                    response=response,
-                )
+            await run_in(
+                self.pool.acquire(),
+                anchors.insert_timestamp,
+                tenant_id=tenant_id,
+                authority=authority.url,
+                tree_size=size,
+                generated_at=time,
+                note=note,
+                response=response,
+            )
             self.metrics.count("log_timestamps")
         return len(due)
 

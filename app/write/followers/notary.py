@@ -41,7 +41,7 @@ from app.runtime.tasks import is_set_within
 from app.store import Connection
 from app.store import notary as store
 from app.store.appended import AppendedEntries
-from app.store.reading import Pool, reading
+from app.store.reading import Pool, reading, run_in
 from app.trust.key_in_use import KeyInUse
 from app.write.followers.checkpoints import CheckpointJournal
 from app.write.followers.followers import LongLocks
@@ -265,8 +265,7 @@ class Notary:
             # The stored checkpoint never goes back: below it this node has forgotten which entries are its own.
             proved = {name: notes[name] for name in free if self.checkpoints.newest(name) == anchors[name]}
             try:
-                async with self.pool.acquire() as connection:
-                    faults = await self._trees.keep_followed(connection, proved)
+                faults = await run_in(self.pool.acquire(), self._trees.keep_followed, proved)
             except DATABASE_FAULTS as error:
                 log.debug("checkpoints_not_followed", error=str(error))
                 return []

@@ -18,7 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 from app.runtime.sharing import in_turns
-from app.runtime.tasks import in_own_thread
+from app.runtime.tasks import attempts_within, in_own_thread
 from app.store.idempotency import ChainedLine
 from ledger.errors import (
     COPIES_REMOVED,
@@ -112,10 +112,10 @@ class MemberCopies:
             DurabilityTimeoutError: they do not in time; ``achieved`` is the level that they confirm. With ``reason``
                 ``COPIES_REMOVED`` they never will.
         """
-        loop = asyncio.get_running_loop()
-        ends_s, pause_s = loop.time() + timeout_s, PAUSE_FIRST_S
+        ends_s = asyncio.get_running_loop().time() + timeout_s
         left, regional = list(stretches), set[Stretch]()
-        while True:
+        for_s = 0.0 if is_once else timeout_s
+        async for _ in attempts_within(for_s, pause_first_s=PAUSE_FIRST_S, pause_max_s=PAUSE_MAX_S):
             reports = await self._round(left, in_regions, ends_s)
             left = [each for each in left if not self._is_shown(each, reports, in_regions=in_regions)]
             if not left:
@@ -129,12 +129,8 @@ class MemberCopies:
                 )
             if in_regions:
                 regional.update(each for each in left if self._is_shown(each, reports, in_regions=False))
-            if is_once or loop.time() + pause_s >= ends_s:
-                raise self._late(
-                    left, reports, Durability.REGIONAL if regional.issuperset(left) else Durability.LOCAL, in_regions
-                )
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+        achieved = Durability.REGIONAL if regional.issuperset(left) else Durability.LOCAL
+        raise self._late(left, reports, achieved, in_regions)
 
     def _late(
         self, left: Sequence[Stretch], reports: Reports, achieved: Durability, in_regions: bool

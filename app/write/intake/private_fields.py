@@ -182,7 +182,7 @@ class PrivacyChanges:
     async def _leaves_unsaid(self) -> bool:
         """Try to chain each noted entry once; returns whether some are left."""
         try:
-            open_records, faults = await run_in(self.pool, store.open_records, self.node.node_id)
+            open_records, faults = await run_in(reading(self.pool), store.open_records, self.node.node_id)
         except _NOT_NOW as error:
             log.warning("privacy_not_recorded_yet", error=str(error))
             return True
@@ -220,7 +220,7 @@ class PrivacyChanges:
         if seq is None:
             raise PrivacyDamagedError(f"the chain of tenant {record.tenant_id} lost its entry {name}")
         if seq != record.seq:
-            await run_in(self.pool, store.close_record, record, seq)
+            await run_in(reading(self.pool), store.close_record, record, seq)
         return seq
 
     async def _seq_of(self, record: PrivacyRecord) -> int | None:

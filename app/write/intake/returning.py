@@ -23,7 +23,7 @@ from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.state.losses import CUT, Aside, LsnRange, merged, without
 from app.runtime.state.node import Node
-from app.store.reading import Pool, run_in
+from app.store.reading import Pool, reading, run_in
 from app.write.chain.view import unchained
 from app.write.intake.system_entries import SystemEntries, record_of
 from app.write.pending.backlog import Pending, pending_of, record_bytes_of
@@ -153,7 +153,7 @@ class Returning:
         """The events that are not in the chain."""
         while events:
             try:
-                return await run_in(self.pool, unchained, events)
+                return await run_in(reading(self.pool), unchained, events)
             except (DatabaseUnavailableError, *DATABASE_FAULTS):
                 await asyncio.sleep(PAUSE_S)
         return []

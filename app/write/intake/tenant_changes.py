@@ -84,8 +84,7 @@ class RetentionChanges:
         """
         if tenant_id != SYSTEM_TENANT and tenant_id not in self.system.tenants:
             raise TenantNotFoundError(f"there is no tenant {tenant_id}")
-        async with reading(self.pool, snapshot=True) as connection:
-            return await self.reader.read(connection, tenant_id)
+        return await run_in(reading(self.pool, snapshot=True), self.reader.read, tenant_id)
 
     async def run(self) -> None:
         """Give tenants that begin at this node the default policy, until cancelled; those too that began right before
@@ -227,7 +226,7 @@ class RetentionChanges:
         async with self.keys.signing() as (signer, *_):
             signed = await self.keys.sign(lambda: retention_statement.sign(action, said, log_name, signer))
         place = await self._write(action, tenant_id, signed, actor)
-        rows = await run_in(self.pool, retention.retention_rows, tenant_id)
+        rows = await run_in(reading(self.pool), retention.retention_rows, tenant_id)
         before = max((row[0] for row in rows if row[0] < place.seq), default=0)
         return place if before in (0, after.seq) else None
 
@@ -269,8 +268,7 @@ class ExclusionChanges:
             ChainDamagedError: a statement is not what was chained.
         """
         self._require(tenant_id)
-        async with reading(self.pool, snapshot=True) as connection:
-            found = await self.folds.statements(connection, [tenant_id])
+        found = await run_in(reading(self.pool, snapshot=True), self.folds.statements, [tenant_id])
         return [statement for _, statement in sorted(found.get(tenant_id, NO_STATEMENTS).by_log.items())]
 
     async def exclude(self, tenant_id: str, log: str, reason: str, actor: str | None) -> Statement:
