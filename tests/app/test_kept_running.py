@@ -64,7 +64,8 @@ async def test_a_task_that_is_cancelled_though_nobody_stops_the_node_ends_it(ser
     assert "Appender.run was cancelled" in str(service.node.failure)
 
 
-async def test_a_task_whose_cancellation_the_driver_turned_into_an_error_ends() -> None:
+@pytest.mark.parametrize("form", ["kept_running", "repeat"])
+async def test_a_task_whose_cancellation_the_driver_turned_into_an_error_ends(form: str) -> None:
     began = asyncio.Event()
 
     async def work() -> None:
@@ -74,7 +75,8 @@ async def test_a_task_whose_cancellation_the_driver_turned_into_an_error_ends() 
         except asyncio.CancelledError:
             raise asyncpg.InterfaceError("the connection is closed") from None
 
-    running = asyncio.create_task(kept_running(work, pause_first_s=3600))
+    kept = kept_running(work, pause_first_s=3600) if form == "kept_running" else repeat(work, 3600, "not_done")
+    running = asyncio.create_task(kept)
     await began.wait()
     running.cancel()
     await asyncio.wait((running,), timeout=60)
