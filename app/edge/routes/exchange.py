@@ -1,5 +1,6 @@
 """``/v1/exchange``: the ledgers that this one exchanges with, how far each is imported, the news for them, and which
-regions are retired or admitted."""
+regions are retired or admitted; ``/v1/exclusions``: logs of other ledgers whose facts are recorded in a tenant's chain
+and do not count."""
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ from app.edge.accepted import Accepted, AcceptedDep, Service
 from app.edge.answers import json_answer
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import SeqNumber, TenantQuery
-from app.edge.forms.requests import AdmitRegionRequest, RetireRequest, RevokeRegionKeyRequest
+from app.edge.forms.requests import AdmitRegionRequest, ExclusionRequest, RetireRequest, RevokeRegionKeyRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.read import proofs
 from app.runtime.answers import shape
 from app.runtime.answers.exchange import (
     AdmittedRegionAnswer,
     ExchangeAnswer,
+    ExclusionAnswer,
+    ExclusionList,
     RetiredAnswer,
     RevokedRegionKeyAnswer,
 )
@@ -34,8 +37,11 @@ from app.store.reading import reading, run_in
 from app.store.sessions import NodePool
 from app.trust.retention import RetentionReader
 from app.write.followers.notary import Notary
+from app.write.intake.tenant_changes import ExclusionChanges
 from ledger import names, rfc3339
 from ledger.errors import InvalidInputError, LedgerError
+from ledger.hlc import Hlc
+from ledger.machines.exclusions import Statement
 from signing.manifest import LOG_ORIGIN
 from signing.region_statement import RetiredRegion
 
@@ -101,6 +107,7 @@ OriginQuery = Annotated[
 ]
 
 router = APIRouter(route_class=StrictRoute, tags=["exchange"], responses=PROBLEM_RESPONSE)
+exclusions = APIRouter(route_class=StrictRoute, tags=["exchange"], responses=PROBLEM_RESPONSE)
 
 Region = Annotated[str, Path(pattern=names.anchored(names.GATE), description="Region of a peer.")]
 
@@ -336,3 +343,39 @@ async def list_lacking(
         with notary.rebuilds_if_damaged(tenant_id):
             proof = await proofs.consistency(pool, tenant_id, first, second)
     return json_answer({"items": ranges, "consistency": proof["hashes"]})
+
+
+@exclusions.post("/v1/exclusions", status_code=201, responses=answered(ExclusionAnswer, 201))
+async def exclude_log(
+    changes: Service[ExclusionChanges],
+    accepted: AcceptedDep,
+    wanted: Annotated[dict[str, Any], json_body(ExclusionRequest)],
+) -> Response:
+    """Record that the facts of a log do not count in a tenant, neither those chained before nor later ones, or, with
+    `excluded` false, that they count again. They stay in the chain. Every ledger that imports the entry, and every
+    verifier, folds the tenant's jobs accordingly."""
+    change = changes.exclude if wanted.get("excluded", True) else changes.include
+    statement = await change(wanted["tenant_id"], wanted["log"], wanted["reason"], accepted.caller.id)
+    return json_answer(_stated(wanted["tenant_id"], statement), status=201)
+
+
+@exclusions.get("/v1/exclusions", responses=answered(ExclusionList))
+async def list_exclusions(changes: Service[ExclusionChanges], tenant_id: TenantQuery) -> Response:
+    """The newest statement about each log that was ever excluded in a tenant, by log."""
+    found = await changes.statements(tenant_id)
+    return json_answer({"items": [_stated(tenant_id, each) for each in found], "next_cursor": None})
+
+
+def _stated(tenant_id: str, statement: Statement) -> dict[str, Any]:
+    physical_ms, logical, node, _ = statement.rank
+    return {
+        "tenant_id": tenant_id,
+        "log": statement.log,
+        "excluded": statement.is_excluded,
+        "reason": statement.reason,
+        "actor": statement.actor if isinstance(statement.actor, str) else None,
+        "stated_by": statement.by_log,
+        "seq": statement.seq,
+        "hlc": Hlc(physical_ms, logical, node).text(),
+        "at": rfc3339.text_of(physical_ms),
+    }

@@ -1,8 +1,10 @@
-"""``/v1/retention``, ``/v1/holds``, ``/v1/prunes``: how long entries stay, which are held, and how they leave."""
+"""``/v1/retention``, ``/v1/holds``, ``/v1/prunes``: how long entries stay, which are held, and how they leave;
+``/v1/archive``: how far the archive is that a node of this ledger fills."""
 
 from __future__ import annotations
 
 from functools import partial
+from time import monotonic
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Path, Query, Response
@@ -15,8 +17,10 @@ from app.edge.forms.requests import HoldRequest, PruneRequest, RetentionRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.read.consistency import Promise, ReadLevel
 from app.read.jobs import JobReader
-from app.runtime.answers.retention import HoldAnswer, HoldList, PruneAnswer, RetentionAnswer
+from app.runtime.answers.retention import ArchiveAnswer, HoldAnswer, HoldList, PruneAnswer, RetentionAnswer
+from app.runtime.principals import Right
 from app.runtime.state.node import Node
+from app.share.archive import Archiving
 from app.share.retention import Planner, Prunes
 from app.share.retention.planning import Planned
 from app.share.retention.pruning import shown_stop
@@ -28,9 +32,12 @@ from ledger.machines.job_search import JobFilter, field_is
 from ledger.machines.retention import JOBS_A_HOLD_MAX, KEPT_S_MAX, Floor, Hold
 
 router = APIRouter(route_class=StrictRoute, tags=["retention"], responses=PROBLEM_RESPONSE)
+archive = APIRouter(route_class=StrictRoute, tags=["archive"], responses=PROBLEM_RESPONSE)
 
 PRUNES_SHOWN_MAX: Final = 100
 """Most PRUNED entries that an answer has."""
+ARCHIVED_TENANTS_MAX: Final = 1000
+"""Most tenants that an answer about the archive has."""
 FOUND_AT_ONCE: Final = 500
 """Jobs of a search that are read at once for a hold."""
 _UNIT_SECONDS: Final = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
@@ -216,4 +223,53 @@ def _hold(tenant_id: str, hold: Hold) -> dict[str, Any]:
         "seq": hold.seq,
         "hlc": hold.hlc,
         "at": rfc3339.time_of(hold.hlc),
+    }
+
+
+@archive.get("/v1/archive", responses=answered(ArchiveAnswer))
+async def read_archive(archiving: Service[Archiving | None], accepted: AcceptedDep) -> Response:
+    """How far each tenant is archived, and what fails. At a node that does not fill the archive, the place is read."""
+    if archiving is None:
+        return json_answer(_archived(None, "none"))
+    found, now_s = await archiving.progress(), monotonic()
+    tenants = [each for each in found.tenants if accepted.caller.may(Right.AUDIT, each.tenant_id)]
+    tenants.sort(key=lambda each: (each.error is None, -each.lag_entries, each.tenant_id))
+    return json_answer(
+        _archived(archiving.url, archiving.lock)
+        | {
+            "has_turn": found.has_turn,
+            "lag_entries": found.lag_entries,
+            "lag_seconds": found.lag_s(now_s),
+            "error": found.error,
+            "table_version": found.table_version,
+            "table_metadata": archiving.table_metadata(found.table_version),
+            "tenants_total": len(tenants),
+            "tenants": [
+                {
+                    "tenant_id": each.tenant_id,
+                    "archived_to_seq": each.archived_seq,
+                    "signed_to_seq": each.signed_seq,
+                    "lag_entries": each.lag_entries,
+                    "lag_seconds": each.waits_s,
+                    "error": each.error,
+                }
+                for each in tenants[:ARCHIVED_TENANTS_MAX]
+            ],
+        }
+    )
+
+
+def _archived(url: str | None, lock: str) -> dict[str, object]:
+    """The answer without tenants."""
+    return {
+        "url": url,
+        "lock": lock,
+        "has_turn": False,
+        "lag_entries": 0,
+        "lag_seconds": 0.0,
+        "error": None,
+        "table_version": 0,
+        "table_metadata": None,
+        "tenants_total": 0,
+        "tenants": [],
     }
