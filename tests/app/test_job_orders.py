@@ -23,6 +23,7 @@ from app.store.reads import jobs_query, list_jobs
 from ledger.facts.statuses import STATUSES
 from tests.app.chains import until
 from tests.app.client import Client
+from tests.app.shared import Shared
 from tests.app.test_job_summary import send
 from tests.conftest import Database, connected_to
 
@@ -234,3 +235,19 @@ async def test_a_cursor_of_another_order_is_refused(shared_client: Client) -> No
         assert (answer.status_code, answer.json()["path"]) == (422, "cursor")
     for wrong in ({"sort": "duration"}, {"order": "up"}):
         assert (await shared_client.get("/v1/jobs", params={**params, **wrong})).status_code == 422
+
+
+async def test_an_edited_end_moves_a_job_to_the_damaged_ones(
+    shared: Shared, shared_client: Client, shared_superuser: asyncpg.Connection
+) -> None:
+    await fill(shared_client)
+    params = {"tenant_id": shared_client.tenant, "sort": "ended_at"}
+    assert ids([(await shared_client.get("/v1/jobs", params=params)).json()["items"]]) == "f d c a b"
+    await shared_superuser.execute(
+        "UPDATE scheduler.jobs SET ended_ms = 1 WHERE tenant_id = $1 AND job_id = 'f'", shared_client.tenant
+    )
+    found = (await shared_client.get("/v1/jobs", params=params)).json()
+    assert ids([found["items"]]) == "d c a b"
+    assert [each["job_id"] for each in found["damaged"]] == ["f"]
+    assert "column ended_ms of job f" in found["damaged"][0]["detail"]
+    assert {each.kind for each in shared.service.breaks.open(shared_client.tenant)} == {"projection"}

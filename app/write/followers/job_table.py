@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -294,6 +294,11 @@ async def _folded(connection: Connection, turn: Turn, spans: Sequence[JobSpan]) 
     return states
 
 
+def _creations(entries: Iterable[FollowedEntry]) -> Iterator[FollowedEntry]:
+    """The entries that may hold a creation."""
+    return (entry for entry in entries if entry.action in CREATING and isinstance(entry.job_id, str))
+
+
 async def _admit_values(connection: Connection, turn: Turn, entries: Mapping[str, Sequence[FollowedEntry]]) -> None:
     """Admit values of declared fields to the figures, by the creations among these entries."""
     creations: list[tuple[str, str]] = []
@@ -301,8 +306,7 @@ async def _admit_values(connection: Connection, turn: Turn, entries: Mapping[str
         (tenant_id, entry)
         for tenant_id, of_tenant in entries.items()
         if tenant_id in turn.declared
-        for entry in of_tenant
-        if entry.action in CREATING
+        for entry in _creations(of_tenant)
     )
     async for tenant_id, entry in in_turns(of_declared, TURN_S):
         state = jobs.folded(entry.job_id, None, [entry], turn.exclusions.get(tenant_id, COUNT_ALL))
@@ -330,7 +334,7 @@ async def _follow_terms(connection: Connection, turn: Turn, before: Mapping[JobK
         is_done = len(entries) < BUILT_AT_ONCE
         turn.declared[tenant_id] = fields._replace(built_to=None if is_done else entries[-1].seq)
         await _admit_values(connection, turn, {tenant_id: entries})
-        job_ids = sorted({entry.job_id for entry in entries if entry.action in CREATING})
+        job_ids = sorted({entry.job_id for entry in _creations(entries)})
         spans = [JobSpan(tenant_id, each, to_seq=turn.places[tenant_id]) for each in job_ids]
         built = await _folded(connection, turn, spans)
         changed |= {job: _terms(job, built.get(job), fields.fields) for job in ((tenant_id, each) for each in job_ids)}
