@@ -46,7 +46,6 @@ _SAID_ELSEWHERE: Final = frozenset({"type", "actor", "fence_token", "idempotency
 """Members of a payload that a timeline shows elsewhere, or not at all."""
 
 _RUN_TIMES: Final = ("min_ms", "p50_ms", "p95_ms", "max_ms")
-_UNITS: Final = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 Where = Annotated[
     list[str] | None,
@@ -214,7 +213,7 @@ def _print_summary(found: Mapping[str, Any], as_json: bool) -> None:
         (
             name,
             str(group["jobs"]),
-            *(_duration(group["run_times"][of]) if group["run_times"] else "-" for of in _RUN_TIMES),
+            *(_run_time(group["run_times"] and group["run_times"][of]) for of in _RUN_TIMES),
             " ".join(f"{status} {count}" for status, count in group["statuses"].items()),
         )
         for name, group in (
@@ -232,19 +231,6 @@ def _print_summary(found: Mapping[str, Any], as_json: bool) -> None:
         *([f"by the trace_time of their events, not their HLC: {counted(traced, 'job')}"] if traced else ()),
         as_json=as_json,
     )
-
-
-def _duration(milliseconds: int) -> str:
-    """A length of time in its two largest units, as the console has it: ``350 ms``, ``3.2 s``, ``3 d 4 h``."""
-    if milliseconds < 1000:
-        return f"{milliseconds} ms"
-    if milliseconds < 59_950:
-        return f"{milliseconds / 1000:.1f} s"
-    seconds = round(milliseconds / 1000)
-    at = next(nth for nth, (_, size) in enumerate(_UNITS) if seconds >= size)
-    (unit, size), (smaller_unit, smaller) = _UNITS[at : at + 2]
-    rest = seconds % size // smaller
-    return f"{seconds // size} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
 
 
 def _one_archived(archived: ArchivedJobs, job_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -285,6 +271,13 @@ def _found_archived(archived: ArchivedJobs, asked: Mapping[str, Any], limit: int
     since = moment("since", asked["since"], rfc3339.at_or_after)
     until = moment("until", asked["until"], rfc3339.at_or_after)
     return archived.find(wanted, since, until, limit)
+
+
+def _run_time(milliseconds: int | None) -> str:
+    # Imported here, because it loads Jinja, which no other command needs.
+    from pipeline.page import duration_text
+
+    return "-" if milliseconds is None else duration_text(milliseconds / 1000)
 
 
 def _condition(text: str) -> str:
@@ -335,7 +328,7 @@ def _print_lines(found: Sequence[Mapping[str, Any]], limit: int) -> None:
             _short(job["name"]),
             " ".join(job["assigned_dcs"]),
             _short(job["actor"]),
-            "-" if job["run_ms"] is None else _duration(job["run_ms"]),
+            _run_time(job["run_ms"]),
             _short(job["error"]),
         )
         for job in found[:limit]
@@ -365,7 +358,7 @@ def _show(tenant: str, job: dict[str, Any], events: list[dict[str, Any]], as_jso
         *([f"  dcs       {' '.join(job['assigned_dcs'])}"] if job["assigned_dcs"] else ()),
         *([f"  result    {orjson.dumps(job['result']).decode()}"] if job["result"] is not None else ()),
         *([f"  by        {_short(job['actor'])}"] if job["actor"] is not None else ()),
-        *([f"  ran       {_duration(job['run_ms'])}"] if job["run_ms"] is not None else ()),
+        *([f"  ran       {_run_time(job['run_ms'])}"] if job["run_ms"] is not None else ()),
         *(line for conflict in job.get("conflicts", ()) for line in _conflict_lines(conflict)),
         f"  times are of {_zone()}",
         "",

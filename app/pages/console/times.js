@@ -48,16 +48,17 @@ export function ago(text) {
   return AGO.format(Math.trunc(seconds / size), unit);
 }
 
-/** A length of time in its two largest units: `350 ms`, `3.2 s`, `2 min 5 s`, `3 d 4 h`. */
+/** A length of time in its two largest units, rounded as reports have it: `350 ms`, `3.2 s`, `2 min 5 s`, `3 d 4 h`. */
 export function duration(ms) {
   if (ms < 1000) return `${Math.round(ms)} ms`;
   if (ms < 59_950) return `${(ms / 1000).toFixed(1)} s`;
-  const seconds = Math.round(ms / 1000);
-  const [at] = UNITS.map(([, size], nth) => [nth, size]).find(([, size]) => seconds >= size);
+  const seconds = Math.max(60, ms / 1000);
+  const at = UNITS.findIndex(([, size]) => seconds >= size);
   const [[unit, size], [next, smaller]] = UNITS.slice(at, at + 2);
-  const rest = Math.floor((seconds % size) / smaller);
+  const whole = Math.round(seconds / smaller);
+  const parts = size / smaller;
   const short = { day: "d", hour: "h", minute: "min", second: "s" };
-  return `${Math.floor(seconds / size)} ${short[unit]}${rest ? ` ${rest} ${short[next]}` : ""}`;
+  return `${Math.floor(whole / parts)} ${short[unit]}${whole % parts ? ` ${whole % parts} ${short[next]}` : ""}`;
 }
 
 /** What a field for a local time holds, as RFC 3339; empty where it holds nothing. */
