@@ -7,6 +7,7 @@ import { named, pickTenant } from "./pick_tenant.js";
 const PAGE = 50;
 const NAMES = { cpu_millis: "CPU", memory_bytes: "Memory", disk_bytes: "Disk", disk_bw_bps: "Disk bandwidth" };
 const ACCELERATORS = "accelerators";
+const NONE_YET = "No node is known. A scheduler records each with its capacity: PUT /v1/nodes/NAME/capacity.";
 
 export async function nodes(ctx) {
   const [name] = ctx.rest;
@@ -16,7 +17,7 @@ export async function nodes(ctx) {
   ctx.show(
     `Nodes of ${name}`,
     h("h1", {}, "Nodes"),
-    h("p", { class: "soft" }, "Machines on which the tenant's capsules are placed, and the commitments that hold now."),
+    h("p", { class: "soft" }, "Machines, what the tenant's commitments reserve of each, and the commitments that hold now."),
     h(
       "p",
       { class: "row fields actions" },
@@ -39,7 +40,7 @@ export async function nodes(ctx) {
     found.rules < 2 && olderRules(found.rules),
     found.items.length
       ? panel(null, table(captionOf(found, overbooked), COLUMNS, found.items, { kind: kindOf }))
-      : h("p", {}, overbooked ? "No node is overbooked." : "The capacity of no node is recorded."),
+      : h("p", {}, overbooked ? "No node is overbooked." : NONE_YET),
     found.next_cursor && h("p", {}, h("a", { class: "button", href: address(name, more) }, "More nodes")),
     panel(
       null,
