@@ -7,7 +7,7 @@ count alike::
 
     hour      of its creation, since 1970
     traced    1 if that is the time of a trace (``trace_time``), 0 if it is that of the HLC
-    dcs       the data centres that it is assigned to or that accepted it, in order
+    dcs       the data centres that it is assigned to or that accepted it, in order; none if they are more than DCS_MAX
     error     the text with which it failed or timed out
     fields    the texts of each declared search field inside the spec, by field
 
@@ -48,6 +48,8 @@ HOUR_MAX: Final = 2**31 // PERIODS_HOURS[-1] * PERIODS_HOURS[-1] - 1
 """Latest hour of a figure; edited rows may name later ones."""
 TEXT_CHARACTERS_MAX: Final = 128
 """Longest text in a figure, so that an index can hold three of them."""
+DCS_MAX: Final = 16
+"""A job of more data centres counts in none of them: it would be six lines and more for each."""
 VALUES_MAX: Final = 1000
 """Most values of a field that are counted by themselves among jobs of one of the longest periods: the first in the
 log."""
@@ -147,7 +149,8 @@ def _hour(physical_ms: int, traced_ms: int | None) -> int:
 def _dcs(assigned: Sequence[str], accepted: Collection[str]) -> tuple[str, ...]:
     if not accepted and len(assigned) == 1 and assigned[0] and kept(assigned[0]) == assigned[0]:
         return (assigned[0],)
-    return (*sorted({kept(dc) for dc in (*assigned, *accepted) if dc}),)
+    dcs = sorted({kept(dc) for dc in (*assigned, *accepted) if dc})
+    return (*dcs,) if len(dcs) <= DCS_MAX else ()
 
 
 class Figure(NamedTuple):

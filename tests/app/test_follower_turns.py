@@ -127,6 +127,24 @@ async def test_a_place_that_moves_while_it_is_locked_time_and_again_is_being_fol
     follower._lose_connection()
 
 
+async def test_turns_that_take_long_get_shorter_and_a_tenant_of_few_entries_waits_for_none_of_many(
+    run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_node() as service:
+        for number in range(8):
+            await service.submitter.submit(created("acme", number), key=None)
+        await service.submitter.submit(created("globex", 1), key=None)
+    await superuser.execute("DELETE FROM scheduler.follower_positions WHERE follower = 'jobs'")
+    monkeypatch.setattr("app.write.followers.followers.ENTRIES_A_TURN", 4)
+    follower, followed = job_follower(database), []
+    follower._observe = lambda entries: followed.append({name: len(of) for name, of in entries.items()})
+    for long_s in (0.0, 0.0, 60.0, 60.0):
+        monkeypatch.setattr("app.write.followers.followers.TURN_LONG_S", long_s)
+        assert await follower._follow(("acme", "globex"))
+    follower._lose_connection()
+    assert followed == [{"globex": 1, "acme": 3}, {"acme": 2}, {"acme": 1}, {"acme": 2}]
+
+
 async def test_a_rush_that_goes_on_after_a_lull_goes_first_again(
     run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

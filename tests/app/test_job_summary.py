@@ -13,7 +13,7 @@ import pytest
 from app.read.folded_jobs import JobTableWalk
 from app.store.jobs import figures as job_figures
 from app.store.jobs.figures import TIMED_GROUPS_MAX
-from ledger.machines.job_figures import VALUES_MAX
+from ledger.machines.job_figures import DCS_MAX, VALUES_MAX
 from tests.app.chains import until
 from tests.app.client import Client
 from tests.app.shared import Shared
@@ -184,6 +184,14 @@ async def test_values_beyond_the_first_are_counted_together(
     assert found["other"]["statuses"] == {"COMPLETED": 1, "SUBMITTED": 5}
     assert found["other"]["run_times"]["max_ms"] == 7000
     assert (await summary(shared_client, by="status"))["other"] is None
+
+
+async def test_a_job_of_very_many_data_centres_counts_in_none_of_them(shared_client: Client) -> None:
+    dcs = [f"dc{number}" for number in range(DCS_MAX + 1)]
+    await send(shared_client, {"type": "JobCreated", "job_id": "many", "assigned_dcs": dcs})
+    await send(shared_client, {"type": "JobCreated", "job_id": "few", "assigned_dcs": dcs[1:]})
+    assert (await summary(shared_client))["all"]["jobs"] == 2
+    assert counts(await summary(shared_client, by="dc")) == dict.fromkeys(dcs[1:], 1)
 
 
 async def test_no_job_is_in_a_data_centre_that_no_event_can_name(shared_client: Client) -> None:

@@ -50,7 +50,10 @@ from ledger.positions import Lsn
 from ledger.verification.verdict import Break, damaged
 
 ENTRIES_A_TURN = 4000
-"""Most entries that are followed in one transaction."""
+"""Most entries that are followed in one transaction. After a turn that failed, or took longer than ``TURN_LONG_S``, it
+is half as many, down to a part of ``PARTS_MAX``; after one that took a quarter of that, twice as many again."""
+TURN_LONG_S = 0.5
+PARTS_MAX = 256
 TENANTS_A_TURN = 64
 """Most tenants that are followed in one transaction."""
 COLLECT_S = 0.1
@@ -125,6 +128,8 @@ class TableFollower:
         found it. ``observe`` gets the followed entries, by tenant."""
         self._observe = observe
         self._table = table
+        self._parts = 1
+        """A turn takes a part of ``ENTRIES_A_TURN``."""
         self._positions_left: dict[str, int] = {}
         """The last position that this node wrote, by tenant."""
         self._uncompared: set[str] = set()
@@ -270,7 +275,7 @@ class TableFollower:
 
     async def _follow(self, names: Sequence[str]) -> bool:
         """Take one turn for these tenants in one transaction; returns whether it was committed."""
-        turn = Turn()
+        turn, began_s = Turn(), time.monotonic()
         try:
             connection = await self._connected()
             async with connection.transaction():
@@ -288,11 +293,17 @@ class TableFollower:
                 log.error("following_failed", follower=FOLLOWER, tenants=names[:3], exc_info=error)
             self._table.failed()
             self._note(names, error)
+            self._parts = min(2 * self._parts, PARTS_MAX)
             return False
         except BaseException:
             self._table.failed()
             raise
         self._table.taken(turn)
+        took_s = time.monotonic() - began_s
+        if took_s > TURN_LONG_S:
+            self._parts = min(2 * self._parts, PARTS_MAX)
+        elif took_s < TURN_LONG_S / 4:
+            self._parts = max(self._parts // 2, 1)
         self._positions_left.update(turn.places)
         self._to_rewrite.difference_update(turn.after)
         self._observe(turn.entries)
@@ -316,7 +327,7 @@ class TableFollower:
                 the head is repaired would be skipped.
         """
         # Read before the heads, so that the chains include all records up to these LSNs.
-        chained_lsn, room = {name: self._chained_lsn(name) for name in names}, ENTRIES_A_TURN
+        chained_lsn, room = {name: self._chained_lsn(name) for name in names}, max(ENTRIES_A_TURN // self._parts, 1)
         places = await store.lock_places(connection, FOLLOWER, names)
         # Read after the heads, so that every statement below them is known.
         rewritten = {*self._to_rewrite, *await self._table.read_exclusions(connection, turn, list(places))}
@@ -329,7 +340,8 @@ class TableFollower:
                 places[name] = store.Place(0, place.head_seq, is_begun=True)
         if begun := [name for name, place in places.items() if place.is_begun]:
             await self._table.empty(connection, begun)
-        for name, (after, head_seq, _) in places.items():
+        # A tenant of few new entries waits for none of many.
+        for name, (after, head_seq, _) in sorted(places.items(), key=lambda item: item[1].head_seq - item[1].seq):
             if not (entries := self._remembered(name, after, head_seq, room)) and room and after < head_seq:
                 entries = await store.entries_behind(connection, name, after, head_seq, room)
                 if len(entries) < room and (not entries or entries[-1].seq != head_seq):
