@@ -35,7 +35,7 @@ from ledger.verification.verdict import ASPECTS, rollback, with_break, with_chec
 from signing import checkpoint as checkpoints
 from signing import note as notes
 from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, StoredAnchor, judge, opener
-from signing.checkpoint import Checkpoint, open_checkpoint
+from signing.checkpoint import FILE, Checkpoint, judge_kept, open_checkpoint
 from signing.keys import Keyring, demanding
 from signing.memory import MEMORY, Memory, Observation, remembering
 from signing.note import cosignatures_of
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
 ARCHIVE = "archive"
 """Name of the tree of an archive in ``compared_with``."""
-FILE = "file"
-"""Name of a checkpoint given with ``--checkpoint`` in ``compared_with``."""
 
 
 @dataclass(kw_only=True)
@@ -402,20 +400,17 @@ class _Log(NamedTuple):
 
 def _verify_by_rows(dsn: str, request: Request) -> dict[str, Any]:
     # Imported here, because it loads the database driver, which verifying by the service does not need.
-    from cli.verify_database import kept_head, verify_database
+    from cli.verify_database import verify_database
 
-    heads: list[TreeHead] = []
-    anchors: list[Anchor] = []
-    is_key_unknown = False
-    if request.kept is not None:
-        try:
-            heads.append(kept_head(request.kept, request.tenant, request.keyring, FILE))
-            anchors = kept_anchors(request.kept, request.external)
-        except UnknownKeyError as error:
-            err.print(f"the checkpoint proves nothing: {error}", markup=False)
-            is_key_unknown = True
+    kept = None if request.kept is None else judge_kept(request.kept, request.keyring)
+    heads = [] if kept is None else kept.heads
+    if kept is not None and kept.unknown is not None:
+        err.print(f"the checkpoint proves nothing: {kept.unknown}", markup=False)
+    elif kept is not None and not kept.checkpoint.origin.endswith(f"/{request.tenant}"):
+        raise SignatureError(f"the checkpoint is of log {kept.checkpoint.origin!r}, not of tenant {request.tenant}")
+    anchors = kept_anchors(request.kept, request.external) if request.kept is not None and heads else []
     verdict = asyncio.run(verify_database(secret_text(dsn, "--dsn"), request, heads, anchors))
-    return with_checkpoint(verdict, "unknown_key", FILE) if is_key_unknown else verdict
+    return verdict if kept is None or heads else with_checkpoint(verdict, "unknown_key", FILE)
 
 
 # --- what was found -------------------------------------------------------------------------------------

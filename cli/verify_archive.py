@@ -12,19 +12,15 @@ from app.runtime.settings.config import load_settings
 from app.share.archive import require_packages
 from ledger.errors import InvalidInputError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
-from ledger.verification import TreeHead
 from objects.store import ArchiveStore
 from signing.anchors import NOBODY, ExternalWitnesses
-from signing.checkpoint import JudgedCheckpoint, judge_kept, judge_unvouched
+from signing.checkpoint import judge_kept, judge_unvouched
 from signing.keys import Keyring
 from signing.memory import Memory, remembering
 from terminal.outcome import CommandExit, counted, err, findings, marked, print_why_incomplete, tell, verdict_table
 
 if TYPE_CHECKING:
     from pipeline.archive.joined import ArchivedPart
-
-FILE = "file"
-"""Name of the kept checkpoint in ``compared_with``."""
 
 
 def verify_archive(
@@ -60,7 +56,10 @@ def verify_archive(
     verdicts = []
     for name in tenants:
         of_tenant = judged if judged is not None and judged.checkpoint.origin.rpartition("/")[2] == name else None
-        heads = [*_heads(of_tenant), *(observed[name].heads if name in observed else ())]
+        heads = [
+            *(of_tenant.heads if of_tenant is not None else ()),
+            *(observed[name].heads if name in observed else ()),
+        ]
         verdict = asyncio.run(verify_tenant(store, name, keyring, heads, external))
         if of_tenant is not None:
             judge_unvouched(verdict, of_tenant.unknown, keyring)
@@ -99,12 +98,6 @@ def local_archive() -> str:
     if (url := load_settings().archive.url) is None:
         raise InvalidInputError("name the archive: --archive URL, or set archive.url (docs/archive.md)")
     return url
-
-
-def _heads(kept: JudgedCheckpoint | None) -> list[TreeHead]:
-    if kept is None or kept.unknown is not None:
-        return []
-    return [TreeHead(kept.checkpoint.size, kept.checkpoint.root, FILE)]
 
 
 def _lines(verdicts: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:

@@ -60,19 +60,8 @@ async def verify_database(dsn: str, request: Request, heads: list[TreeHead], anc
     return verdict if look is None else look.with_verdict(verdict)
 
 
-def kept_head(text: str, tenant: str, keyring: Keyring | None, source: str) -> TreeHead:
-    """The tree head in a kept checkpoint; without keys it is unverified.
-
-    Raises:
-        UnknownKeyError: none of the keys signed it.
-        SignatureError: malformed, not signed by the key it names, or of another tenant's log.
-    """
-    kept = _open_note(tenant, None if keyring is None else keyring.demanding_one(), text)
-    return TreeHead(kept.size, kept.root, source)
-
-
-def _open_note(tenant: str, keyring: Keyring | None, text: str) -> tree_checkpoint.Checkpoint:
-    found = tree_checkpoint.read(text) if keyring is None else tree_checkpoint.open_checkpoint(text, keyring)
+def _open_note(tenant: str, keyring: Keyring, text: str) -> tree_checkpoint.Checkpoint:
+    found = tree_checkpoint.open_checkpoint(text, keyring)
     if not found.origin.endswith(f"/{tenant}"):
         raise SignatureError(f"the checkpoint is of log {found.origin!r}, not of tenant {tenant}")
     return found

@@ -23,7 +23,9 @@ from cli.serve import embedded_postgres
 from cli.verify import Request
 from lab.scratch import scratch_folder, scratch_service
 from ledger.exit_code import ExitCode
+from ledger.verification import TreeHead
 from signing.anchors import NOBODY
+from signing.checkpoint import open_checkpoint
 from signing.keys import Keyring
 from terminal import stop_signals
 from terminal.outcome import CommandExit, err, fail, out, print_json
@@ -188,16 +190,17 @@ async def _falsify(client: LedgerClient, superuser_url: str) -> list[EditFound]:
 
 async def _cut(client: LedgerClient, connection: Connection, superuser_url: str) -> EditFound:
     """The node sees this itself, and ends: so it is an auditor who verifies, with the checkpoint kept from before."""
-    from cli.verify_database import kept_head, verify_database
+    from cli.verify_database import verify_database
     from lab import tampering
 
     note = await asyncio.to_thread(client.get_text, f"/v1/log/{TENANT}/checkpoint")
     keyring = Keyring.from_json(await asyncio.to_thread(client.get, "/v1/keys"))
-    kept = kept_head(note, TENANT, keyring, AUDITOR)
+    kept = open_checkpoint(note, keyring)
+    head = TreeHead(kept.size, kept.root, AUDITOR)
     await tampering.cut_tail(connection, TENANT, kept.size - ENTRIES_CUT)
     edit = f"the last {ENTRIES_CUT} entries removed, head, snapshots, tree and jobs made to fit"
     request = Request(TENANT, None, None, keyring=keyring, kept=None, external=NOBODY)
-    return EditFound(edit, "rollback", None, await verify_database(superuser_url, request, [kept], []))
+    return EditFound(edit, "rollback", None, await verify_database(superuser_url, request, [head], []))
 
 
 async def _found(client: LedgerClient, edit: str, kind: str, seq: int | None) -> EditFound:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError, refuse
+from ledger.verification.tree_check import TreeHead
 from signing import note
 from signing.files import read_bounded
 from signing.keys import Keyring, PublicKey, Signer
@@ -35,6 +36,8 @@ ROOT_BYTES = 32
 SIZE_MAX = 2**63 - 1
 KEPT_BYTES_MAX = 1 << 20
 """Longest text that may be a kept checkpoint."""
+FILE = "file"
+"""Name of a kept checkpoint in ``compared_with``."""
 
 _SIZE = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
@@ -173,6 +176,11 @@ class JudgedCheckpoint(NamedTuple):
 
     checkpoint: Checkpoint
     unknown: str | None
+
+    @property
+    def heads(self) -> list[TreeHead]:
+        """The tree head to compare a log with; none if no key vouches for it."""
+        return [] if self.unknown is not None else [TreeHead(self.checkpoint.size, self.checkpoint.root, FILE)]
 
 
 def judge_checkpoint(text: str, keyring: Keyring | None) -> JudgedCheckpoint:

@@ -51,10 +51,6 @@ if TYPE_CHECKING:
     from pipeline.verify import Verified
 
 
-SOURCE = "file"
-"""What ``compared_with`` calls a checkpoint given with ``--checkpoint``."""
-
-
 def verify(
     more_bundles: MoreBundles = None,
     tenants: Tenants = None,
@@ -170,9 +166,8 @@ def _verify_ledgers(
         observed = observations(opened, [each for each in chains if each in {*held}], keyring, memory)
         heads = {chain: each.heads for chain, each in observed.items()}
         of_file = {} if kept is None else _kept_of_chains(kept, opened, chains, keyring)
-        for chain, (head, unknown) in of_file.items():
-            if unknown is None:
-                heads[chain] = [TreeHead(head.size, head.root, SOURCE), *heads.get(chain, ())]
+        for chain, given in of_file.items():
+            heads[chain] = [*given.heads, *heads.get(chain, ())]
         # 3. The verdicts.
         told, written = run(_work(opened, archives, chains, keyring, heads, external))
         broken = [str(ChainName.of(each)) for each in told["tenants"] if each["verdicts"].get(ARCHIVE) == "broken"]

@@ -16,8 +16,8 @@ import pytest
 from app.dev.embedded import EmbeddedPostgres
 from app.runtime.settings.config import Settings
 from app.write.followers import checkpoints
-from cli.verify import FILE, Request, verify_by_service
-from cli.verify_database import kept_head, verify_database
+from cli.verify import Request, verify_by_service
+from cli.verify_database import verify_database
 from lab.tampering import cut_tail
 from ledger.errors import ProofError, StartRefusedError
 from ledger.verification import TreeHead
@@ -25,7 +25,7 @@ from pipeline.cli.verify import gone, observations
 from pipeline.places import place_of
 from signing import note, private_keys
 from signing.anchors import ExternalWitnesses
-from signing.checkpoint import parse, sign_checkpoint
+from signing.checkpoint import judge_kept, parse, sign_checkpoint
 from signing.keys import Keyring
 from signing.memory import Memory, remember_observed
 from tests.app.chains import followed, until
@@ -106,7 +106,7 @@ async def test_a_kept_checkpoint_finds_it_and_without_one_nothing_is_claimed(
     alone = await by_rows(database, [], keyring)
     assert alone["valid"]
     assert (alone["compared_with"], alone["verdicts"]["checkpoint"]) == (None, "not_checked")
-    verdict = await by_rows(database, [kept_head(kept, "acme", keyring, FILE)], keyring)
+    verdict = await by_rows(database, judge_kept(kept, keyring).heads, keyring)
     assert not verdict["valid"]
     assert (verdict["first_break"]["kind"], verdict["compared_with"]) == ("rollback", "file")
 
