@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +20,11 @@ from cryptography.x509 import DNSName
 
 from app.node.service import Service
 from app.runtime.settings.config import Settings
+from app.write.intake.evidence import MemberCopies, Stretch
 from app.write.pending.requests import Receipt
 from ledger.errors import DurabilityTimeoutError, FencedError, StartRefusedError
 from ledger.facts.events import Durability
+from ledger.positions import Epoch, Lsn
 from tests.app.certificates import Authority
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
@@ -29,6 +32,8 @@ from tests.app.drafts import created
 from tests.app.postgres_proxy import proxy_to
 from tests.conftest import Database
 from tests.wal.replication.keepers import Keeper
+from wal.replication.configuration import Configuration, Member
+from wal.replication.messages import Position, StatusReport, WalStatus
 from wal.replication.tls import PeerTls, TlsFiles
 from wal.segment import list_segments
 
@@ -711,3 +716,33 @@ async def test_over_tls_a_node_writes_the_log_that_its_certificate_names_and_no_
     finally:
         for keeper in keepers:
             keeper.close()
+
+
+async def test_a_member_that_answers_late_is_asked_again_and_only_once_where_nothing_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    members = Configuration(1, Epoch(3), "eu1", copies=False, members=(Member("a" * 32, "eu1"),))
+    wal = WalStatus("node-1", "open", "", "w", "a" * 32, tail=Position(Epoch(3), Lsn(9)), durable_lsn=Lsn(9))
+    faults = [ConnectionRefusedError("not yet")] * 3
+
+    def status(host: str, port: int, tls: PeerTls | None, timeout_s: float) -> StatusReport:
+        if faults:
+            raise faults.pop()
+        return StatusReport("eu1", (wal,), more=False)
+
+    monkeypatch.setattr("wal.replication.frames.status", status)
+    copies = MemberCopies(
+        ["here:1"],
+        node_id="node-1",
+        own=lambda: members,
+        regions=frozenset(),
+        needs_all=False,
+        tls=None,
+        timeout_s=1.0,
+    )
+    hold = partial(copies.hold, [Stretch("node-1", Epoch(3), Lsn(4), Lsn(9))], in_regions=False, timeout_s=60.0)
+    with pytest.raises(DurabilityTimeoutError, match="here:1: not yet"):
+        await hold(is_once=True)
+    assert len(faults) == 2
+    await hold(is_once=False)
+    assert not faults
