@@ -20,6 +20,14 @@ from ledger.errors import LedgerError
 JSON_MEDIA_TYPE = "application/json"
 IS_HEAD = "tally.is_head"
 """In the scope of a HEAD request, whose answer's body is dropped."""
+PREFIX = "tally.prefix"
+"""In the scope of a request of which a trusted proxy said what it took off the path."""
+
+
+def path_outside(scope: Mapping[str, Any], root_path: str, path: str) -> str:
+    """``path`` of this service as the client of a request reaches it. ``root_path`` is before it where no trusted proxy
+    said another."""
+    return f"{scope.get(PREFIX, root_path)}{path}"
 
 
 class Answer(NamedTuple):

@@ -16,10 +16,11 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.edge.accepted import ACCEPTED, Accepted, AccessControl, Services, kinds_named_by, span_of
-from app.edge.answers import IS_HEAD
+from app.edge.answers import IS_HEAD, path_outside
 from app.edge.forms.body import SCHEMA_REF
 from app.edge.forms.requests import CAPACITY, EVENT_LINE, EVENT_REQUEST, PROPOSAL, STATS_REPORT
 from app.edge.forms.validation import invalid_parameter
@@ -103,7 +104,7 @@ def create_app(services: Services) -> FastAPI:
     Raises:
         LookupError: a route names a missing service.
     """
-    app = FastAPI(title="Tallystick", docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="Tallystick", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.services = services
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     app.router.routes.extend(routes)
@@ -131,7 +132,15 @@ def create_app(services: Services) -> FastAPI:
 
     app.add_exception_handler(HTTPException, respond_to_http)
     app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
+    app.add_route("/openapi.json", _answer_description)
     return app
+
+
+async def _answer_description(request: Request) -> Response:
+    """The OpenAPI document, with the address at which the client of this request reaches the service."""
+    root_path = request.app.state.services[Settings].http.root_path
+    servers = [{"url": path_outside(request.scope, root_path, "") or "/"}]
+    return JSONResponse(request.app.openapi() | {"servers": servers})
 
 
 def _responded(error: Exception, scope: Scope) -> Response:
@@ -149,11 +158,7 @@ def _methods_at(path: str, routes: list[APIRoute]) -> list[str]:
 def _describe(app: FastAPI) -> dict[str, Any]:
     """The OpenAPI document, with the models that endpoints read by themselves."""
     if app.openapi_schema is None:
-        settings = app.state.services[Settings]
-        servers = [{"url": settings.http.root_path or "/"}]
-        document = get_openapi(
-            title=app.title, version="1", routes=app.routes, description=_DESCRIPTION, servers=servers
-        )
+        document = get_openapi(title=app.title, version="1", routes=app.routes, description=_DESCRIPTION)
         models = document.setdefault("components", {}).setdefault("schemas", {})
         models |= _shapes_of_answers()
         for name, adapter in _READ_BY_ENDPOINTS.items():
@@ -174,7 +179,7 @@ def _describe(app: FastAPI) -> dict[str, Any]:
                 right, needs = route.rule
                 needed = needs.value if right is None else f"the right `{right}` for {needs.value}"
                 operation["description"] = f"{operation['description']}\n\nNeeds {needed}."
-        if settings.auth.mode != "none":
+        if app.state.services[Settings].auth.mode != "none":
             document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             document["security"] = [{"token": []}]
         app.openapi_schema = document

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.edge.accepted import Accepted
-from app.edge.answers import JSON_MEDIA_TYPE, Answer
+from app.edge.answers import JSON_MEDIA_TYPE, Answer, path_outside
 from app.edge.forms.body import read_body
 from app.edge.forms.fields import IDEMPOTENCY_KEY_PATTERN, JOB_ID_PATTERN
 from app.edge.forms.requests import (
@@ -124,7 +124,7 @@ class EventWrites:
     homes: HomeRegions
     event_bytes_max: int
     root_path: str
-    """Before the paths of the service, as clients see them."""
+    """As ``http.root_path``."""
 
     def enter(self, write: Write, accepted: Accepted, body: bytes, job_id: str | None) -> Entered[Receipt] | None:
         """Append the event to the WAL; None, and nothing appended, if only ``submit`` can: the event may need a seal,
@@ -190,7 +190,8 @@ class EventWrites:
             else {"seq": chain.seq, "chain_link": chain.chain_link, "prev_chain_link": chain.prev_chain_link},
             "session": session,
         }
-        headers = {**write_headers(session, receipt.replayed), "location": f"{self.root_path}/v1/jobs/{receipt.job_id}"}
+        location = path_outside(accepted.scope, self.root_path, f"/v1/jobs/{receipt.job_id}")
+        headers = {**write_headers(session, receipt.replayed), "location": location}
         return Answer.of(201, json_bytes(body), headers)
 
 

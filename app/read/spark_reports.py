@@ -58,6 +58,7 @@ class SparkReports:
     """Nobody else writes to it."""
     logs: Path
     database_url: str
+    command: Sequence[str] = COMMAND
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def make(self, options: Sequence[str], advance: Callable[[str], object]) -> ReportPage:
@@ -78,6 +79,8 @@ class SparkReports:
                 raise SparkFailedError(f"Spark did not make the report within {MAKING_S / 60:.0f} minutes") from None
             except OSError as error:
                 raise SparkFailedError(f"Spark did not make the report: {error}") from error
+            except (LookupError, TypeError, ValueError) as error:
+                raise SparkFailedError(f"what Spark made is no report: {error!r}") from error
             finally:
                 await asyncio.to_thread(self._remove_folder)
 
@@ -97,7 +100,7 @@ class SparkReports:
             PROGRESS_VARIABLE: "1",
         }
         process = await asyncio.create_subprocess_exec(
-            *(*COMMAND, *options),
+            *(*self.command, *options),
             cwd=self.folder,
             env=environment,
             stdin=DEVNULL,
@@ -110,7 +113,7 @@ class SparkReports:
             with suppress(ProcessLookupError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
             assert process.stderr is not None
-            async for line in process.stderr:
+            while line := await _line(process.stderr):
                 text = line.decode("utf-8", "replace").strip()
                 if text.startswith(PROGRESS):
                     advance(text.removeprefix(PROGRESS))
@@ -139,3 +142,10 @@ class SparkReports:
             raise SparkFailedError(f"the page of Spark is longer than {PAGE_BYTES_MAX >> 20} MiB")
         numbers = json.loads((made / "report.json").read_text())
         return ReportPage((made / "report.html").read_text(), numbers["at_end"]["jobs"])
+
+
+async def _line(stream: asyncio.StreamReader) -> bytes:
+    """The next line that is no longer than the stream holds; empty at the end."""
+    while True:
+        with suppress(ValueError):  # The longer one was taken off the stream.
+            return await stream.readline()

@@ -11,12 +11,14 @@ import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
+from app.edge.answers import path_outside
 from app.edge.connection.heads import TrustedProxies
 from app.runtime.settings.config import load_settings
 from ledger.errors import ConfigurationError
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.served import Serve
 from tests.app.service_thread import serving
+from tests.waiting import until
 
 PROXIES = TrustedProxies([ip_network("10.0.0.0/8"), ip_network("fd00::/8")])
 HTTPS = {"X-Forwarded-Proto": "https"}
@@ -25,6 +27,12 @@ HSTS = "strict-transport-security"
 
 def believed(**headers: str | list[str]) -> tuple[str, tuple[str, int]]:
     """Scheme and client that a trusted proxy's request has in the end."""
+    scope = believing(**headers)
+    return scope["scheme"], scope["client"]
+
+
+def believing(**headers: str | list[str]) -> dict[str, Any]:
+    """The scope that a trusted proxy's request has in the end."""
     said = [
         (name.replace("_", "-").encode(), each.encode("latin-1"))
         for name, values in headers.items()
@@ -32,7 +40,7 @@ def believed(**headers: str | list[str]) -> tuple[str, tuple[str, int]]:
     ]
     scope: dict[str, Any] = {"scheme": "http", "client": ("10.0.0.1", 1234), "headers": said}
     PROXIES.believe(scope)
-    return scope["scheme"], scope["client"]
+    return scope
 
 
 @pytest.mark.parametrize(
@@ -64,6 +72,26 @@ def test_the_client_is_the_last_address_that_is_no_proxy(said: str, client: str)
 @pytest.mark.parametrize("said", ["unknown", "", "203.0.113.9, evil", "a:b", "1.2.3.4.5", "\x80"])
 def test_what_is_no_address_leaves_the_one_of_the_connection(said: str) -> None:
     assert believed(x_forwarded_for=said)[1] == ("10.0.0.1", 1234)
+
+
+@pytest.mark.parametrize(
+    ("said", "path"),
+    [
+        ("/jobs", "/jobs/v1"),
+        ("/a/b/", "/a/b/v1"),
+        ("/other, /jobs", "/jobs/v1"),
+        (["/other", "/jobs"], "/jobs/v1"),
+        ("", "/v1"),
+        ("/", "/v1"),
+        ("//evil.example", "/ledger/v1"),
+        ("https://evil.example", "/ledger/v1"),
+        ("/" + "a" * 128, "/ledger/v1"),
+        ("/a\x80", "/ledger/v1"),
+        ([], "/ledger/v1"),
+    ],
+)
+def test_paths_are_below_the_prefix_that_the_proxy_itself_said_last(said: str | list[str], path: str) -> None:
+    assert path_outside(believing(x_forwarded_prefix=said), "/ledger", "/v1") == path
 
 
 def test_only_named_addresses_are_believed() -> None:
@@ -102,10 +130,30 @@ def test_answers_that_went_over_the_proxys_tls_tell_browsers_to_stay(behind: str
         assert [HSTS in answer.headers for answer in found] == [is_told] * 3
 
 
+def test_addresses_are_below_the_prefix_that_the_proxy_says_with_each_request(behind: str) -> None:
+    with httpx.Client(base_url=behind) as client:
+        for said, prefix in (
+            ({"X-Forwarded-Prefix": "/ledger"}, "/ledger"),
+            ({}, ""),
+            ({"X-Forwarded-Prefix": "x"}, ""),
+        ):
+            client.headers = httpx.Headers(said)
+            job = client.post("/v1/jobs", json={"tenant_id": "acme"})
+            assert job.headers["Location"] == f"{prefix}/v1/jobs/{job.json()['job_id']}"
+            report = client.post("/v1/reports", json={"tenant_id": "acme"})
+            assert report.headers["Location"] == f"{prefix}/v1/reports/{report.json()['report_id']}"
+            until(
+                lambda at=report: client.get(f"/v1/reports/{at.json()['report_id']}").status_code == 200, "it is made"
+            )
+            assert client.get("/openapi.json").json()["servers"] == [{"url": prefix or "/"}]
+
+
 async def test_others_are_not_believed(run_server: RunServer, make_settings: MakeSettings) -> None:
     for proxies in ([], ["192.0.2.0/24"]):
         async with run_server(make_settings(http={"trusted_proxies": proxies}, auth=OPEN)) as client:
             assert HSTS not in (await client.get("/livez", headers=HTTPS)).headers
+            described = await client.get("/openapi.json", headers={"X-Forwarded-Prefix": "/ledger"})
+            assert described.json()["servers"] == [{"url": "/"}]
 
 
 @pytest.mark.parametrize(("proxies", "address"), [(["127.0.0.1"], "203.0.113.9"), ([], "127.0.0.1")])

@@ -87,7 +87,9 @@ def test_a_client_writes_and_reads_below_a_path_and_is_given_addresses_below_it(
             pass
         assert client.get_job("acme", "j1")["status"] == "COMPLETED"
         made = client.ask("POST", "/v1/jobs", content=b'{"tenant_id":"acme","job_id":"j2","spec":{}}', key="k")
+        report = client.ask("POST", "/v1/reports", content=b'{"tenant_id":"acme"}')
     assert made.headers["Location"] == f"{PREFIX}/v1/jobs/j2"
+    assert report.headers["Location"].startswith(f"{PREFIX}/v1/reports/")
     assert httpx.get(f"{proxy.url}/openapi.json").json()["servers"] == [{"url": PREFIX}]
     assert proxy.refused == []
 

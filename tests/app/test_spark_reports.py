@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from app.read.job_reports import JobReports
-from app.read.spark_reports import SparkReports
+from app.read.spark_reports import SparkFailedError, SparkReports
 from tests.app.chains import until
 from tests.app.served import Serve
 
@@ -53,6 +54,32 @@ async def waits(client: httpx.AsyncClient, place: str) -> list[str]:
 
     await until(is_done, "the report is made", timeout_s=240)
     return told
+
+
+CHATTY = """
+import os, sys
+print("x" * 1_000_000, file=sys.stderr)
+print("error: " + sys.argv[1], file=sys.stderr)
+os.mkdir("report")
+open("report/report.html", "w").write("<h1>jobs</h1>")
+open("report/report.json", "w").write(sys.argv[2])
+sys.exit(int(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "code", "said"),
+    [("", 3, "no disk"), ("{}", 0, "no report: KeyError"), ("[", 0, "no report"), ("[]", 0, "no report: TypeError")],
+)
+async def test_what_is_no_report_and_a_line_without_end_are_why_there_is_none(
+    tmp_path: Path, numbers: str, code: int, said: str
+) -> None:
+    command = (sys.executable, "-c", CHATTY)
+    reports = SparkReports(folder=tmp_path / "made", logs=tmp_path, database_url="postgresql://db", command=command)
+    with pytest.raises(SparkFailedError, match=said):
+        await reports.make(("no disk", numbers, str(code)), [].append)
+    assert not reports.folder.exists()
+    assert (await reports.make(("", '{"at_end": {"jobs": 7}}', "0"), [].append)).jobs == 7
 
 
 class Running(NamedTuple):

@@ -13,6 +13,7 @@ These headers are trusted only from the proxies that ``http.trusted_proxies`` na
 
     X-Forwarded-Proto    https or http; of several the last, which the proxy itself said
     X-Forwarded-For      addresses, the nearest last; the client is the last that is no trusted proxy
+    X-Forwarded-Prefix   the path that the proxy took off, in place of http.root_path; of several the last
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from app.runtime.settings.types import IpNetwork, is_loopback
+from app.edge.answers import PREFIX
+from app.runtime.settings.types import ROOT_PATH, ROOT_PATH_MAX, IpNetwork, is_loopback
 from ledger.errors import ProblemError
 from ledger.facts.problems import HOST_NOT_ALLOWED, MALFORMED_HTTP, ORIGIN_NOT_ALLOWED, TRANSFER_CODING_UNSUPPORTED
 
@@ -119,14 +121,18 @@ class TrustedProxies:
         return client is not None and self._is_trusted(client[0])
 
     def believe(self, scope: Any) -> None:
-        """Set ``scheme`` and ``client`` (with port 0) of ``scope`` from the head of a request."""
-        protocols, forwarded = (
+        """Set ``scheme``, ``client`` (with port 0) and ``PREFIX`` of ``scope`` from the head of a request."""
+        protocols, forwarded, prefixes = (
             [value for name, value in scope["headers"] if name == wanted]
-            for wanted in (b"x-forwarded-proto", b"x-forwarded-for")
+            for wanted in (b"x-forwarded-proto", b"x-forwarded-for", b"x-forwarded-prefix")
         )
         schemes = [value.rpartition(b",")[2].strip().lower() for value in protocols]
         if known := [scheme.decode() for scheme in schemes if scheme in (b"https", b"http")]:
             scope["scheme"] = known[-1]
+        if prefixes:
+            prefix = prefixes[-1].rpartition(b",")[2].decode("latin-1").strip().rstrip("/")
+            if len(prefix) <= ROOT_PATH_MAX and ROOT_PATH.fullmatch(prefix):
+                scope[PREFIX] = prefix
         for address in reversed(b",".join(forwarded).split(b",")):
             host = _host_of(address)
             if host is None:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Path, Response
 
-from app.edge.accepted import AcceptedDep, Service
-from app.edge.answers import json_answer
+from app.edge.accepted import Accepted, AcceptedDep, Service
+from app.edge.answers import json_answer, path_outside
 from app.edge.forms.body import json_body
 from app.edge.forms.requests import ReportRequest
 from app.edge.routes.jobs import PromiseDep, check_counted_field, within_hours
@@ -16,6 +16,7 @@ from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.read.job_reports import JobReport, JobReports
 from app.runtime.answers.jobs import ReportAnswer
 from app.runtime.principals import Right
+from app.runtime.settings.config import Settings
 from app.store.jobs.figures import BY_DAY, BY_DC, BY_HOUR, ERROR, Wanted
 from ledger import names, rfc3339
 
@@ -32,6 +33,7 @@ GROUPS_MAX: Final = 20
 @router.post("/v1/reports", status_code=202, responses=answered(ReportAnswer, 202))
 async def start_report(
     accepted: AcceptedDep,
+    settings: Service[Settings],
     reports: Service[JobReports],
     promise: PromiseDep,
     wanted: Annotated[dict[str, Any], json_body(ReportRequest)],
@@ -50,7 +52,7 @@ async def start_report(
         held.enter_context(accepted.access.quotas.exports.one(accepted.caller.id))
         may_audit = accepted.caller.may(Right.AUDIT, all_jobs.tenant_id)
         report = reports.start(promise, limits, held, may_audit=may_audit)
-    return _being_made(reports, report)
+    return _being_made(accepted, settings, reports, report)
 
 
 @router.get(
@@ -66,6 +68,7 @@ async def start_report(
 )
 async def read_report(
     accepted: AcceptedDep,
+    settings: Service[Settings],
     reports: Service[JobReports],
     report_id: Annotated[
         str, Path(pattern=names.anchored(names.REPORT_ID), description="Its id, from `POST /v1/reports`.")
@@ -78,7 +81,7 @@ async def read_report(
     if report.progress is not None:
         accepted.caller.check(Right.AUDIT, report.tenant_id)
     if not report.making.done():
-        return _being_made(reports, report)
+        return _being_made(accepted, settings, reports, report)
     page = report.making.result()
     await accepted.record_read(report.tenant_id, jobs=page.jobs)
     headers = {
@@ -89,7 +92,7 @@ async def read_report(
     return Response(page.html, headers=headers, media_type=MEDIA_TYPE)
 
 
-def _being_made(reports: JobReports, report: JobReport) -> Response:
+def _being_made(accepted: Accepted, settings: Settings, reports: JobReports, report: JobReport) -> Response:
     answer = {
         "report_id": report.report_id,
         "tenant_id": report.tenant_id,
@@ -97,4 +100,5 @@ def _being_made(reports: JobReports, report: JobReport) -> Response:
         "started_at": rfc3339.text_of(report.started_ms),
         "progress": report.progress,
     }
-    return json_answer(answer, 202, {"Location": f"/v1/reports/{report.report_id}", "Retry-After": "1"})
+    location = path_outside(accepted.scope, settings.http.root_path, f"/v1/reports/{report.report_id}")
+    return json_answer(answer, 202, {"Location": location, "Retry-After": "1"})

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Path, Request, Response
 
 from app.edge.accepted import AcceptedDep, Service
+from app.edge.answers import path_outside
 from app.edge.forms.body import COSE_MEDIA_TYPE, read_body
 from app.edge.forms.fields import TENANT_PATTERN
 from app.edge.problems import CONCISE_MEDIA_TYPE
@@ -142,7 +143,7 @@ async def _receipt(
 
 def _location(request: Request, settings: Settings, tenant_id: str, registered: Registered) -> str:
     path = f"/v1/tenants/{tenant_id}/scitt/entries/{registered.statement_id}"
-    return str(request.url.replace(path=settings.http.root_path + path, query=""))
+    return str(request.url.replace(path=path_outside(request.scope, settings.http.root_path, path), query=""))
 
 
 async def _keys(trust: Trust) -> dict[str, dict[int, object]]:

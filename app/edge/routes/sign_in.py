@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Request, Response
 
 from app.edge.accepted import AccessControl, Service
-from app.edge.answers import JSON_MEDIA_TYPE, json_answer
+from app.edge.answers import JSON_MEDIA_TYPE, json_answer, path_outside
 from app.edge.forms.body import body_of, read_body
 from app.edge.forms.requests import SIGN_IN
 from app.edge.forms.validation import parse
@@ -114,7 +114,7 @@ async def begin_oidc(request: Request, settings: Service[Settings], code_flow: S
         url, cookie = await code_flow.begin(_redirect_uri(request, settings))
     except NoAnswerError as error:
         log.warning("console_sign_in_failed", error=str(error))
-        return _to_console(settings, "unanswered")
+        return _to_console(request, settings, "unanswered")
     return _to(url, _sign_in_cookie(request, cookie, SIGN_IN_LIFE_S))
 
 
@@ -134,14 +134,14 @@ async def finish_oidc(
     forgotten = _sign_in_cookie(request, "", 0)
     if refused or not code:
         log.warning("console_sign_in_refused", error=refused[:100])
-        return _to_console(settings, "denied", forgotten)
+        return _to_console(request, settings, "denied", forgotten)
     try:
         cookie = request.cookies.get(cookie_name(request.scope["scheme"], SIGN_IN_COOKIE), "")
         tokens = await code_flow.finish(cookie, state, code, _redirect_uri(request, settings))
         for number, token in enumerate(tokens, 1):
             try:
                 *_, cookie = await _begin(request, access, console_sessions, token)
-                return _to_console(settings, "", forgotten, cookie)
+                return _to_console(request, settings, "", forgotten, cookie)
             except UnauthenticatedError:
                 if number == len(tokens):
                     raise
@@ -150,7 +150,7 @@ async def finish_oidc(
         log.warning("console_sign_in_failed", error=str(error))
         access.record_refusal(request.scope, error)
         why = "refused" if isinstance(error, UnauthenticatedError) else "unanswered"
-        return _to_console(settings, why, forgotten)
+        return _to_console(request, settings, why, forgotten)
 
 
 def _session_of(request: Request, console_sessions: ConsoleSessions) -> ConsoleSession | None:
@@ -200,7 +200,7 @@ def _redirect_uri(request: Request, settings: Settings) -> str:
     host = request.headers.get("host")
     if host is None:
         raise InvalidInputError("send a Host header: the issuer must be told where to send the browser back to")
-    return f"{request.scope['scheme']}://{host}{settings.http.root_path}{CALLBACK}"
+    return f"{request.scope['scheme']}://{host}{path_outside(request.scope, settings.http.root_path, CALLBACK)}"
 
 
 def _sign_in_cookie(request: Request, value: str, seconds: int) -> str:
@@ -208,8 +208,9 @@ def _sign_in_cookie(request: Request, value: str, seconds: int) -> str:
     return set_cookie(request.scope["scheme"], value, seconds, SIGN_IN_COOKIE, "Lax")
 
 
-def _to_console(settings: Settings, why: str, *cookies: str) -> Response:
-    return _to(f"{settings.http.root_path}/console#/{f'sign-in/{why}' if why else 'signed-in'}", *cookies)
+def _to_console(request: Request, settings: Settings, why: str, *cookies: str) -> Response:
+    page = f"/console#/{f'sign-in/{why}' if why else 'signed-in'}"
+    return _to(path_outside(request.scope, settings.http.root_path, page), *cookies)
 
 
 def _to(url: str, *cookies: str) -> Response:

@@ -43,6 +43,7 @@ from app.runtime.settings.sections import (
 )
 from app.runtime.settings.types import (
     PATTERNS_MAX,
+    ROOT_PATH_MAX,
     AuthorityUrl,
     CommaSeparated,
     DatabaseUrl,
@@ -98,7 +99,7 @@ class HttpSettings(_Section):
     listen: ListenAddress = "127.0.0.1:8080"
     hosts: Annotated[CommaSeparated[HostName], Field(max_length=64)] = []
     trusted_proxies: Annotated[CommaSeparated[Network], Field(max_length=64)] = []
-    root_path: Annotated[RootPath, Field(max_length=128)] = ""
+    root_path: Annotated[RootPath, Field(max_length=ROOT_PATH_MAX)] = ""
     body_bytes_max: Annotated[Size, sized("1 KiB", "1 GiB")] = 16 << 20
     connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     header_timeout: Annotated[Duration, between("100ms", "10m")] = timedelta(seconds=10)

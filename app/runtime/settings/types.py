@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from operator import methodcaller
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, SecretStr
 from pydantic_settings import NoDecode
@@ -224,10 +224,12 @@ KeyPlace = Annotated[
     ),
 ]
 """A folder of key files, or the beginning of the URIs of keys outside of files."""
+ROOT_PATH: Final = re.compile(r"(?:/[A-Za-z0-9._~-]+)*", re.ASCII)
+ROOT_PATH_MAX: Final = 128
 RootPath = Annotated[
     str,
     _fitting(
-        re.compile(r"(?:/[A-Za-z0-9._~-]+)*", re.ASCII).fullmatch,
+        ROOT_PATH.fullmatch,
         "must be a path that begins with a slash and ends without one, such as /ledger",
     ),
 ]

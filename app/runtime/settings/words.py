@@ -75,7 +75,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 ENV_PREFIX = "TALLY_"
 ENV_OF_PIPELINE = frozenset(
     f"TALLY_PIPELINE_{name}"
-    for name in ("ARCHIVE", "ARCHIVE_LOCK", "DSN", "LOGS", "NO_DSN", "SIGNING_KEY", "SIGNING_PIN")
+    for name in ("ARCHIVE", "ARCHIVE_LOCK", "DSN", "LOGS", "NO_DSN", "PROGRESS", "SIGNING_KEY", "SIGNING_PIN")
 )
 ENV_NOT_SETTINGS = ENV_OF_PIPELINE | {
     f"TALLY_{name}"
