@@ -30,6 +30,7 @@ from app.store.chain_reader import consistent_reader
 from app.store.chaining import read_heads
 from app.store.entry_check import EntryCheck
 from app.store.jobs import table as job_table
+from app.store.jobs.order import ListRange
 from app.write.chain.commitments import CommitmentMemory
 from ledger.bundle.format import EVIDENCE
 from ledger.errors import ArchivedError
@@ -202,7 +203,7 @@ async def test_all_readers_find_no_break_while_rows_leave_step_by_step(run: RunS
         for _ in range(JOBS):
             removing = asyncio.create_task(steps(node, 1))
             assert await node.is_valid()
-            page = await node.services[JobReader].list(TENANT, NOW, JobFilter(), None, None, 100)
+            page = await node.services[JobReader].list(TENANT, NOW, JobFilter(), ListRange(), 100)
             assert page.damaged == []
             await removing
         assert await node.first_seq() == LEFT + 1
