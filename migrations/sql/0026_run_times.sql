@@ -8,9 +8,6 @@ ALTER TABLE scheduler.job_figures ADD COLUMN run_min_ms bigint, ADD COLUMN run_m
 -- Jobs older than a declaration of search fields are indexed in the order of the log: built_to is a seq.
 ALTER TABLE scheduler.search_fields ALTER COLUMN built_to TYPE bigint USING CASE WHEN built_to IS NOT NULL THEN 0 END;
 
--- Jobs older than a declaration of search fields are indexed in the order of the log: built_to is a seq.
-ALTER TABLE scheduler.search_fields ALTER COLUMN built_to TYPE bigint USING CASE WHEN built_to IS NOT NULL THEN 0 END;
-
 CREATE INDEX jobs_by_end ON scheduler.jobs (tenant_id, status, ended_ms, created_physical) WHERE ended_ms IS NOT NULL;
 CREATE INDEX jobs_by_run_time ON scheduler.jobs (tenant_id, status, run_ms, created_physical) WHERE run_ms IS NOT NULL;
 
