@@ -210,9 +210,10 @@ async def resume(connection: Connection, webhook_id: str, *, with_dead_letters: 
 
 
 async def replay(connection: Connection, webhook_id: str, from_seq: int) -> None:
-    """Have all entries from ``from_seq`` on sent again, once the message that is being sent is answered."""
+    """Have all entries from ``from_seq`` on sent again, or from an earlier seq that was asked for, once the message
+    that is being sent is answered."""
     await connection.execute(
-        "UPDATE scheduler.webhooks SET replay_seq = $2 WHERE webhook_id = $1", webhook_id, from_seq
+        "UPDATE scheduler.webhooks SET replay_seq = least(replay_seq, $2) WHERE webhook_id = $1", webhook_id, from_seq
     )
 
 
@@ -221,7 +222,8 @@ async def go_back(connection: Connection, webhook_id: str, holder: str) -> bool:
     async with connection.transaction():
         after_seq = await connection.fetchval(
             f"""
-            UPDATE scheduler.webhooks SET delivered_seq = replay_seq - 1, sending_seq = 0, replay_seq = NULL
+            UPDATE scheduler.webhooks
+               SET delivered_seq = least(delivered_seq, replay_seq - 1), sending_seq = 0, replay_seq = NULL
              WHERE {_HELD} AND replay_seq IS NOT NULL RETURNING delivered_seq
             """,
             webhook_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
+from app.store import webhooks as webhook_rows
 from tests.app.chain_builder import edit
 from tests.app.chains import followed, until
 from tests.app.client import Client
@@ -136,3 +137,43 @@ async def test_an_address_that_cannot_be_asked_is_told(
     await until(is_told, "the list says what is wrong")
     await shared_superuser.execute(f"{ADDRESS} = $1 WHERE tenant_id = $2", receiver.url, node.tenant)
     await until(lambda: receiver.taken, "it is delivered once the address is right")
+
+
+async def test_replays_that_were_asked_for_at_one_time_begin_with_the_earliest(
+    node: Client, shared_superuser: asyncpg.Connection, receiver: Receiver
+) -> None:
+    await write(node, 6)
+    webhook_id = (await add(node, receiver, from_seq=1))["webhook_id"]
+    await until_taken(receiver, 6)
+    # Each was checked against the position before the other was stored.
+    receiver.judge = lambda _: 503
+    await write(node, 1)
+    await until(lambda: is_failing_at(node, 6), "a message is being sent")
+    for seq in (2, 5):
+        await webhook_rows.replay(shared_superuser, webhook_id, seq)
+    receiver.judge = lambda _: 200
+    await until(lambda: len(receiver.taken) >= 10, "it was sent again")
+    await until(lambda: receiver.taken[6:] == [7, 2, 3, 4, 5, 6, 7], "all from the earlier one on came again")
+
+
+async def test_a_replay_from_a_seq_that_is_not_delivered_again_yet_leaves_the_position_where_it_is(
+    node: Client, shared_superuser: asyncpg.Connection, receiver: Receiver
+) -> None:
+    await write(node, 3)
+    webhook_id = (await add(node, receiver, from_seq=1))["webhook_id"]
+    await until_taken(receiver, 3)
+    receiver.judge = lambda _: 503
+    await webhook_rows.replay(shared_superuser, webhook_id, 1)
+    await until(lambda: is_failing_at(node, 0), "the position is back")
+    holder = await shared_superuser.fetchval("SELECT holder FROM scheduler.webhooks WHERE webhook_id = $1", webhook_id)
+    # It was checked against the position before the first one.
+    await webhook_rows.replay(shared_superuser, webhook_id, 3)
+    assert await webhook_rows.go_back(shared_superuser, webhook_id, holder)
+    assert (await shown(node))["delivered_seq"] == 0
+    receiver.judge = lambda _: 200
+    await until(lambda: receiver.taken[3:] == [1, 2, 3], "all came again")
+
+
+async def is_failing_at(node: Client, seq: int) -> bool:
+    now = await shown(node)
+    return bool(now["delivered_seq"] == seq and now["state"] == "failing")
