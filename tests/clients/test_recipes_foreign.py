@@ -372,7 +372,7 @@ print(*ran)
 
 def test_activities_of_temporal_are_on_record_as_one_job_for_all_attempts(ledger: str, installed: Install) -> None:
     programs = installed("temporalio==1.35.0")
-    for url in (ledger, AWAY):
+    for url in (ledger, AWAY, "no address"):
         lines = run_program(programs, "temporal", TEMPORAL, url)
         assert lines == [
             "7 ValueError ValueError ApplicationError ValueError",
