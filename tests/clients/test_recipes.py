@@ -35,7 +35,7 @@ from celery.contrib.testing.worker import start_worker
 from celery.utils.dispatch import Signal
 
 from cli.run import flush_spool as flush
-from tallystick_client import Client, TallystickError
+from tallystick_client import Client, InvalidError, TallystickError
 from tests.clients.way import problem, way_to
 from tests.tally import bare_environment
 
@@ -477,6 +477,25 @@ def test_rows_of_airflows_audit_log_are_on_record_once(ledger: str, tmp_path: Pa
         ("airflow-log.1", "trigger by ada", "COMPLETED"),
     ]
     assert list(actions(ledger, "audit").values()) == [WHOLE] * 3
+
+
+def test_a_row_of_airflows_audit_log_that_is_refused_holds_up_no_other(ledger: str, tmp_path: Path) -> None:
+    module = recipe("airflow/tally_airflow_log.py")
+    columns = "dttm TEXT, event TEXT, owner TEXT, dag_id TEXT, task_id TEXT, run_id TEXT, map_index INT, try_number INT"
+    insert = sqlalchemy.text("INSERT INTO log (event, owner, extra) VALUES ('trigger', 'ada', :extra)")
+    position = tmp_path / "position"
+    with sqlalchemy.create_engine("sqlite://").connect() as connection, Client(ledger) as client:
+        connection.execute(sqlalchemy.text(f"CREATE TABLE log (id INTEGER PRIMARY KEY, {columns}, extra TEXT)"))
+        for extra in ("{}", "x" * 2**20, "{}"):
+            connection.execute(insert, {"extra": extra})
+        with pytest.raises(InvalidError):
+            module.send(client, connection, "No Tenant", position)
+        assert not position.exists()
+        assert module.send(client, connection, "large", position) == 3
+        third, second, first = [job["spec"] for job in client.list_jobs("large")]
+    assert third["extra"] == first["extra"] == "{}"
+    assert (second["name"], second["id"]) == ("trigger by ada", 2)
+    assert second["refused"].startswith("payload-too-large")
 
 
 # --- Kubernetes ---------------------------------------------------------------------------------------
