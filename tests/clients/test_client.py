@@ -446,6 +446,16 @@ def test_with_a_job_its_end_is_recorded(ledger: str) -> None:
     assert actions(ledger, "with", job.job_id) == ["ENQUEUE", "DEQUEUE", "EXECUTE", "DISPATCH", "COMPLETE"]
 
 
+def test_a_failure_is_on_record_whatever_characters_its_error_has(ledger: str) -> None:
+    with Client(ledger) as client:
+        for number, error in enumerate(("a\0b", "a\udc80b", ValueError("a\0b"))):
+            job = client.job("odd-errors", job_id=f"odd-{number}", dc_id="here")
+            job.begin()
+            job.fail(error)
+        errors = [job["error"] for job in client.list_jobs("odd-errors")]
+    assert errors == ["ValueError: a\ufffdb", "a?b", "a\ufffdb"]
+
+
 def test_with_a_job_an_exception_is_its_failure_and_goes_on(ledger: str) -> None:
     with Client(ledger) as client:
         with pytest.raises(ZeroDivisionError), client.job("failing") as job:

@@ -209,7 +209,9 @@ class JobMethods:
 
     def _failure(self, error: BaseException | str) -> dict[str, Any]:
         said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        return {"type": "JobFailed", "error": said[:ERROR_CHARACTERS_MAX], "failed_dc": self.dc_id}
+        # The ledger keeps neither U+0000 nor half a surrogate pair.
+        kept = said[:ERROR_CHARACTERS_MAX].replace("\0", "\ufffd").encode(errors="replace").decode()
+        return {"type": "JobFailed", "error": kept, "failed_dc": self.dc_id}
 
     def _ended(self, how: str) -> JobEndedError:
         return JobEndedError(409, "job-ended", f"job {self.job_id} has ended: {how}", {"job_id": self.job_id})
