@@ -964,5 +964,7 @@ async def test_what_is_no_token_is_told_and_a_right_one_used_once_it_is_there(
         assert "lines" not in (await told(us))["fault"]
         file.write_text(f"right{number}")
         sent = f"Bearer right{number}"
-        await until(lambda sent=sent: proxy.asked and proxy.asked[-1].headers["authorization"] == sent, "it is sent")
+        await until(
+            lambda sent=sent: proxy.asked and proxy.asked[-1].headers.get("authorization") == sent, "it is sent"
+        )
         await until(lambda: is_faultless(us), "nothing fails")

@@ -312,7 +312,8 @@ async def test_the_pages_that_a_prune_emptied_are_freed_by_the_node(run: RunSite
 EDITS = {
     "an entry": "UPDATE scheduler.scheduler_log SET payload = '{}' WHERE tenant_id = $1 AND seq = 2",
     "a job's row": "UPDATE scheduler.jobs SET status = 'FAILED' WHERE tenant_id = $1 AND 2 = ANY(seqs)",
-    "a tile": "UPDATE scheduler.merkle_tile SET hashes = set_byte(hashes, 40, 0) WHERE tenant_id = $1 AND level = 0",
+    "a tile": "UPDATE scheduler.merkle_tile SET hashes = set_byte(hashes, 40, 255 - get_byte(hashes, 40))"
+    " WHERE tenant_id = $1 AND level = 0",
     "a later entry of a job": "UPDATE scheduler.scheduler_log SET chain_link = prev_chain_link"
     " WHERE tenant_id = $1 AND seq = 11",
 }
