@@ -14,8 +14,8 @@ A verified token is cached by its SHA-256, until it expires or the issuer publis
 The keys of the issuer are fetched at intervals, and when a token needs others::
 
     what counts       the keys that were published last, for at most AWAY_MAX_S after they were fetched
-    what is fetched   once every interval; besides, for a token that names another key, but with a pause of
-                      ASK_PAUSE_S in between, whatever names tokens make up
+    what is fetched   once every interval, after a failure ASK_PAUSE_S later; besides, for a token that names
+                      another key, but with that pause in between, whatever names tokens make up
     how               https, or http on this machine; FETCH_TIMEOUT_S, DOCUMENT_BYTES_MAX, no redirect
 
 An issuer that cannot be reached, or sends an invalid answer, changes nothing. An issuer that publishes no keys
@@ -56,7 +56,7 @@ from ledger.errors import NotReadyError, UnauthenticatedError
 AWAY_MAX_S: Final = 3600.0
 """How long keys stay trusted while the issuer cannot be reached."""
 ASK_PAUSE_S: Final = 5.0
-"""Pause between two fetches that tokens ask for."""
+"""Pause between two fetches that tokens ask for, and after one that failed."""
 FETCH_TIMEOUT_S: Final = 5.0
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
 RSA_BITS_MIN: Final = 2048
@@ -101,7 +101,7 @@ class IssuerKeys:
         while True:
             async with self._fetching:
                 await self._fetch()
-            await asyncio.sleep(self.interval_s)
+            await asyncio.sleep(self.interval_s if self.fault is None else min(self.interval_s, ASK_PAUSE_S))
 
     def counting(self) -> KeySet | None:
         """The keys that are trusted now, the same object while the issuer publishes the same keys; None once the last

@@ -171,6 +171,20 @@ async def test_an_issuer_over_tls_is_believed_by_its_certificate_and_its_keys_co
         issuer.stop()
 
 
+async def test_an_issuer_that_is_back_is_noticed_long_before_the_next_interval(
+    checked: Checked, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oidc, "ASK_PAUSE_S", 0.05)
+    issuer.stop()
+    following = asyncio.create_task(checked.keys.run())
+    try:
+        await until(lambda: checked.keys.fault is not None, "it is away")
+        issuer.start()
+        await until(lambda: checked.keys.fault is None, "it is back", timeout_s=checked.keys.interval_s / 2)
+    finally:
+        following.cancel()
+
+
 async def test_keys_at_a_named_place_are_not_discovered(issuer: Issuer) -> None:
     checked = Checked(issuer, jwks_uri=issuer.jwks_uri)
     assert (await checked.caller(issuer.token())).id == "oidc:ada"
