@@ -19,7 +19,7 @@ from tests.app.witness import Witness
 PROOF_LINES_MAX = 63
 RETRY_AFTER_S = 2
 UNDER_WAY_S = 1.0
-"""Requests that come later after a 429 were not under way when it was answered."""
+"""Requests that come later after a pause began were not under way when it did."""
 
 
 class Answer(NamedTuple):
@@ -37,24 +37,26 @@ KeysOf = Callable[[str], Sequence[str]]
 class WitnessServer(Witness):
     """A witness of the logs that ``keys_of`` knows.
 
-    ``rate`` bounds the requests that it serves in a second; ``lie`` may change what it answers.
+    After every ``turn`` requests it serves none for ``RETRY_AFTER_S``; ``lie`` may change what it answers.
     """
 
     def __init__(self, name: str, seed: int, keys_of: KeysOf, *, is_ml_dsa: bool = False) -> None:
         super().__init__(name, seed, is_ml_dsa=is_ml_dsa)
         self.keys_of = keys_of
         self.url = ""
-        self.rate: int | None = None
+        self.turn: int | None = None
         self.lie: Callable[[bytes, Answer], Answer] | None = None
         self.answered: list[int] = []
         """The status of each answer."""
         self.served: list[tuple[str, int]] = []
         """Origin and size of each tree that it cosigned."""
+        self.refused: list[int] = []
+        """Of each pause that it asked for, the requests that came before its end."""
         self.hasty = 0
-        """Requests that came though ``Retry-After`` had not passed."""
-        self._limited_s = float("-inf")
+        """Of these, the requests that were not under way as it began."""
+        self._in_turn = 0
+        self._pause_ends_s = float("inf")
         self._lock = threading.Lock()
-        self._window = (0, 0)
 
     def answer(self, body: bytes) -> Answer:
         """The answer to a request."""
@@ -65,15 +67,19 @@ class WitnessServer(Witness):
             return found
 
     def _limited(self) -> Answer | None:
-        if self.rate is None:
+        if self.turn is None:
             return None
         now_s = time.monotonic()
-        self.hasty += UNDER_WAY_S < now_s - self._limited_s < RETRY_AFTER_S
-        second, count = int(now_s), self._window[1] + 1
-        self._window = (second, count if second == self._window[0] else 1)
-        if self._window[1] <= self.rate:
+        if now_s >= self._pause_ends_s:
+            self._in_turn, self._pause_ends_s = 0, float("inf")
+        if self._in_turn < self.turn:
+            self._in_turn += 1
             return None
-        self._limited_s = now_s
+        if self._pause_ends_s == float("inf"):
+            self._pause_ends_s = now_s + RETRY_AFTER_S
+            self.refused.append(0)
+        self.refused[-1] += 1
+        self.hasty += now_s > self._pause_ends_s - RETRY_AFTER_S + UNDER_WAY_S
         return Answer(429, b"slower\n", (("Retry-After", str(RETRY_AFTER_S)),))
 
     def _added(self, body: bytes) -> Answer:
