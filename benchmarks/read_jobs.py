@@ -42,7 +42,7 @@ class _Kind(NamedTuple):
 
 
 _ONE = _Kind(1, 150)
-_PAGE = _Kind(PAGE_JOBS, 300)
+_PAGE = _Kind(PAGE_JOBS, 410)
 
 
 def _bodies() -> Iterator[bytes]:
