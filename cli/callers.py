@@ -78,7 +78,7 @@ def _first(name: str) -> str:
 
     folder: Path = load_settings().data_dir
     if FIRST_TOKEN.load(folder) is not None or KEPT_TOKENS.load(folder).counting:
-        raise fail(f"there is a token already (beside {folder}): whoever holds it runs tally token new without --first")
+        raise fail(f"there is a token already (beside {folder}): its holder runs tally token new without --first")
     made = callers.new_token()
     folder.mkdir(parents=True, exist_ok=True)
     FIRST_TOKEN.store(folder, FirstToken(name, made.digest.hex()))

@@ -16,6 +16,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -452,13 +453,20 @@ def test_task_instances_of_airflow_are_on_record(ledger: str, monkeypatch: pytes
     assert "etl.load is not on record" in logged.getvalue()
 
 
+@contextmanager
+def audit_log() -> Iterator[sqlalchemy.Connection]:
+    """A database with Airflow's table of its audit log."""
+    columns = "dttm TEXT, event TEXT, owner TEXT, dag_id TEXT, task_id TEXT, run_id TEXT, map_index INT, try_number INT"
+    with sqlalchemy.create_engine("sqlite://").connect() as connection:
+        connection.execute(sqlalchemy.text(f"CREATE TABLE log (id INTEGER PRIMARY KEY, {columns}, extra TEXT)"))
+        yield connection
+
+
 def test_rows_of_airflows_audit_log_are_on_record_once(ledger: str, tmp_path: Path) -> None:
     module = recipe("airflow/tally_airflow_log.py")
-    columns = "dttm TEXT, event TEXT, owner TEXT, dag_id TEXT, task_id TEXT, run_id TEXT, map_index INT, try_number INT"
     insert = sqlalchemy.text("INSERT INTO log (dttm, event, owner, dag_id) VALUES ('2026-11-30', :e, 'ada', 'etl')")
     position = tmp_path / "position"
-    with sqlalchemy.create_engine("sqlite://").connect() as connection, Client(ledger) as client:
-        connection.execute(sqlalchemy.text(f"CREATE TABLE log (id INTEGER PRIMARY KEY, {columns}, extra TEXT)"))
+    with audit_log() as connection, Client(ledger) as client:
         for event in ("trigger", "clear"):
             connection.execute(insert, {"e": event})
         assert module.send(client, connection, "audit", position) == 2
@@ -481,11 +489,9 @@ def test_rows_of_airflows_audit_log_are_on_record_once(ledger: str, tmp_path: Pa
 
 def test_a_row_of_airflows_audit_log_that_is_refused_holds_up_no_other(ledger: str, tmp_path: Path) -> None:
     module = recipe("airflow/tally_airflow_log.py")
-    columns = "dttm TEXT, event TEXT, owner TEXT, dag_id TEXT, task_id TEXT, run_id TEXT, map_index INT, try_number INT"
     insert = sqlalchemy.text("INSERT INTO log (event, owner, extra) VALUES ('trigger', 'ada', :extra)")
     position = tmp_path / "position"
-    with sqlalchemy.create_engine("sqlite://").connect() as connection, Client(ledger) as client:
-        connection.execute(sqlalchemy.text(f"CREATE TABLE log (id INTEGER PRIMARY KEY, {columns}, extra TEXT)"))
+    with audit_log() as connection, Client(ledger) as client:
         for extra in ("{}", "x" * 2**20, "{}"):
             connection.execute(insert, {"extra": extra})
         with pytest.raises(InvalidError):
