@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from contextlib import suppress
@@ -80,6 +81,32 @@ async def test_what_is_no_report_and_a_line_without_end_are_why_there_is_none(
         await reports.make(("no disk", numbers, str(code)), [].append)
     assert not reports.folder.exists()
     assert (await reports.make(("", '{"at_end": {"jobs": 7}}', "0"), [].append)).jobs == 7
+
+
+DEAF = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print("progress:", child.pid, file=sys.stderr, flush=True)
+time.sleep(60)
+"""
+
+
+async def test_a_stop_kills_all_of_a_report_that_does_not_end_by_itself(tmp_path: Path) -> None:
+    command, told = (sys.executable, "-c", DEAF), list[str]()
+    reports = SparkReports(folder=tmp_path / "made", logs=tmp_path, database_url="postgresql://db", command=command)
+    making = asyncio.create_task(reports.make((), told.append))
+    await until(lambda: told, "the process has a child")
+    making.cancel()
+    await asyncio.wait({making}, timeout=30)
+    assert making.cancelled()
+    assert not reports.folder.exists()
+
+    def is_gone() -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(int(told[0])).status() == psutil.STATUS_ZOMBIE
+        return True
+
+    await until(is_gone, "the child is killed", timeout_s=30)
 
 
 class Running(NamedTuple):
